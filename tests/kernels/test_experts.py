@@ -12,8 +12,8 @@ from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMatrix, Pa
 from penstock.kernels.structs import Kind, SourceType
 
 BLOCK_SIZE, BLOCKS, EPS = 16, 34, 1e-5
-# how far results may be from double precision: inputs of quantised weights are rounded to 8 bits
-TOLERANCE = {Kind.F32: 1e-5, Kind.BF16: 1e-5, Kind.Q8: 0.03, Kind.Q4M: 0.03}
+# how far results may be from double precision: inputs of bf16 weights are rounded to bf16, of quantised weights to 8 bits
+TOLERANCE = {Kind.F32: 1e-5, Kind.BF16: 0.01, Kind.Q8: 0.03, Kind.Q4M: 0.03}
 
 
 def packed(rng: np.random.Generator, kind: Kind, rows: int, cols: int, *, fine: bool = False) -> PackedMatrix:

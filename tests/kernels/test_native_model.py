@@ -39,8 +39,9 @@ pytestmark = pytest.mark.usefixtures("native")
 
 VOCAB, LAYERS, BLOCK_SIZE, KV_MEMORY = 160, 3, 8, 4_000_000
 WIDE_HEADS = {"head_dim": 520}  # wider than the kernels can
-# how far logits may be from torch's in fp32 with the same weights, as a share of their length: some inputs are rounded to 8 bits
-EXACT, ROUNDED = 2e-3, 0.04
+# how far logits may be from torch's in fp32 with the same weights, as a share of their length: inputs of bf16 weights are rounded
+# to bf16, some of quantised weights to 8 bits
+EXACT, BF16, ROUNDED = 2e-3, 0.01, 0.04
 QUANTS = ("none", "int8", "int4")
 TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(60)]
 
@@ -124,7 +125,7 @@ def test_weights_are_kept_in_the_precision_of_their_file(stored: torch.dtype, tm
     model = load(folder)
     assert model.precision == ("float32" if stored is torch.float64 else str(stored).removeprefix("torch."))
     wanted = logits(load(folder, dtype="float32"), TEXT)
-    assert distance(logits(model, TEXT), wanted) <= EXACT
+    assert distance(logits(model, TEXT), wanted) <= (BF16 if stored is torch.bfloat16 else EXACT)
 
 
 @pytest.mark.parametrize("declared", ["float16", "float32", "bfloat16", None])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,8 +48,13 @@ def quantised_rows(x: np.ndarray) -> np.ndarray:
     return (codes * scale).reshape(len(x), -1)[:, :cols]
 
 
+def bf16_rows(x: np.ndarray) -> np.ndarray:
+    return torch.from_numpy(x).bfloat16().double().numpy()
+
+
 def exact(matrix: PackedMatrix, x: np.ndarray) -> np.ndarray:
-    rows = quantised_rows(x) if Kind(matrix.struct.kind) in QUANTISED else x.astype(np.float64)
+    kind = Kind(matrix.struct.kind)
+    rows = quantised_rows(x) if kind in QUANTISED else bf16_rows(x) if kind is Kind.BF16 else x.astype(np.float64)
     bias = 0.0 if matrix.bias is None else matrix.bias
     return rows @ matrix.unpack().astype(np.float64).T + bias
 

@@ -49,7 +49,7 @@ PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "path_avx2": _AVX2,
         "path_avx512": _AVX512,
         "path_avx_vnni": (*_AVX2, "-mavxvnni"),
-        "path_amx": (*_AVX512, "-mamx-tile", "-mamx-int8"),
+        "path_amx": (*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },
 }
 # GCC moves loads ahead until registers run out, which costs a tenth; Clang has no such flag

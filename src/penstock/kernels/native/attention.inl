@@ -162,5 +162,12 @@ void finish_state(const float* state, int dim, float* out) {
     for (int d = 0; d < dim; d++) out[d] = state[d] * factor;
 }
 
+// ---- the table of a path ----
+
+constexpr Kernels table_of(const char* name, decltype(Kernels::product) own_product = product) {
+    return {name,      quantise_row,   round_row,      own_product,  rms_norm_row, rotate_head,  gate_row,
+            store_row, choose_experts, largest_of_row, weigh_logits, attend,       merge_states, finish_state};
+}
+
 }  // namespace
 }  // namespace penstock

@@ -65,8 +65,8 @@ bool has_avx512() {
 
 #ifdef PS_WITH_AMX
 bool has_amx() {
-    const bool tiles = cpu().leaf7_d >> 24 & 1, int8 = cpu().leaf7_d >> 25 & 1;
-    if (!has_avx512() || !tiles || !int8 || (cpu().saved & 0x60000) != 0x60000) return false;
+    const uint32_t wanted = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
+    if (!has_avx512() || (cpu().leaf7_d & wanted) != wanted || (cpu().saved & 0x60000) != 0x60000) return false;
 #ifdef __linux__
     static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // the kernel hands out tiles on request
     return granted;
@@ -100,8 +100,9 @@ constexpr int PATH_COUNT = sizeof PATHS / sizeof PATHS[0];
 void Activations::resize(int m, int columns) {
     cols = columns;
     padded = static_cast<int>(round_up(columns, GROUP));
-    const int64_t numbers = round_up(m, LANES) * padded;
+    const int64_t numbers = round_up(m, LANES) * padded, tile = LANES * padded;
     x = x_memory.take<float>(numbers);
+    halves = half_memory.take<uint16_t>(numbers + tile);
     q = q_memory.take<int8_t>(2 * numbers);  // for pairs
     groups = group_memory.take<GroupInfo>(2 * numbers / GROUP);
 }

@@ -39,6 +39,7 @@ private:
 // depend on the rows beside it.
 struct InputFormat {
     bool quantised = false, pairs = false;
+    bool rounded = false;  // to bf16, for all of them
 
     InputFormat(const ps_matrix* parts, int count) { include(parts, count); }
     void include(const ps_matrix* parts, int count) {
@@ -46,6 +47,7 @@ struct InputFormat {
             const bool own = is_quantised(parts[p]);
             quantised = quantised || own;
             pairs = pairs || (own && parts[p].fine);
+            rounded = rounded || (parts[p].rows > 0 && parts[p].kind == PS_BF16);
         }
     }
     static bool is_quantised(const ps_matrix& part) { return part.rows > 0 && part.kind <= PS_Q8M; }
@@ -61,8 +63,9 @@ struct Product {
 // Rows on their way into a product: as floats, and quantised where the matrix wants that. In pairs, row 2i is row i quantised,
 // and row 2i + 1 what that has left.
 struct Activations {
-    Buffer x_memory, q_memory, group_memory;
+    Buffer x_memory, half_memory, q_memory, group_memory;
     float* x = nullptr;
+    uint16_t* halves = nullptr;
     int8_t* q = nullptr;
     GroupInfo* groups = nullptr;
     int cols = 0, padded = 0;
@@ -71,7 +74,7 @@ struct Activations {
     float* row(int i) { return x + static_cast<int64_t>(i) * padded; }
     Rows rows(int from, bool pairs) const {
         const int64_t at = static_cast<int64_t>(from) * padded, coded = pairs ? 2 * at : at;
-        return {x + at, q + coded, groups + coded / GROUP, padded};
+        return {x + at, halves + at, q + coded, groups + coded / GROUP, padded};
     }
 };
 
@@ -101,6 +104,7 @@ struct ps_context {
     void finish_row(const penstock::InputFormat& format, int i) {
         float* x = input.row(i);
         for (int k = input.cols; k < input.padded; k++) x[k] = 0.0f;
+        if (format.rounded) kernels->round(x, input.padded, input.halves + static_cast<int64_t>(i) * input.padded);
         if (!format.quantised) return;
         const int64_t at = static_cast<int64_t>(format.pairs ? 2 * i : i) * input.padded;
         int8_t* q = input.q + at;

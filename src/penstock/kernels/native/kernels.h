@@ -22,9 +22,11 @@ struct GroupInfo {
     int32_t code_sum;
 };
 
-// Rows of activations. q and groups for quantised weights, x for the others; both padded to padded_cols with zeros.
+// Rows of activations, padded to padded_cols with zeros: q and groups for quantised weights, x for the others, and halves, which
+// are the same numbers as x, for bf16.
 struct Rows {
     const float* x;           // [m, padded_cols]
+    const uint16_t* halves;   // [m, padded_cols], and memory for 16 rows behind them
     const int8_t* q;          // [m rounded up to 16, padded_cols]
     const GroupInfo* groups;  // [m, padded_cols / 32]
     int padded_cols;
@@ -64,6 +66,8 @@ struct Kernels {
     const char* name;
     // x[n] -> q[padded], groups[padded / 32]
     void (*quantise)(const float* x, int n, int padded, int8_t* q, GroupInfo* groups);
+    // Round x[n] to bf16, in place and as halves.
+    void (*round)(float* x, int n, uint16_t* halves);
     // rows [row, row_end) times blocks [block, block_end) of 16 outputs
     void (*product)(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out);
     // y = x / rms(x) * weight; y may be x. add: y += instead

@@ -88,6 +88,13 @@ void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* group
     }
 }
 
+void round_row(float* x, int n, uint16_t* halves) {
+    for (int i = 0; i < n; i++) {
+        halves[i] = to_bf16(x[i]);
+        x[i] = from_bf16(halves[i]);
+    }
+}
+
 void rms_norm_row(const float* x, const float* weight, int n, float eps, float* y, bool add_to) {
     V squares = all(0.0f);
     int i = 0;
@@ -220,21 +227,24 @@ inline void load_pair(const char* panel, int64_t k, V& even, V& odd) {
     }
 }
 
-// R rows times 16 outputs, in two sums for even and odd inputs
+// R rows times 16 outputs: for every 32 inputs a sum of the even and one of the odd, as tiles of bf16 compute them
 template <int R, int KIND>
 inline void multiply_floats(const char* panel, int padded, const float* x, V* out) {
-    V even[R], odd[R];
-    for (int r = 0; r < R; r++) even[r] = odd[r] = all(0.0f);
-    for (int k = 0; k < padded; k += 2) {
-        V w0, w1;
-        load_pair<KIND>(panel, k, w0, w1);
+    for (int r = 0; r < R; r++) out[r] = all(0.0f);
+    for (int start = 0; start < padded; start += GROUP) {
+        V even[R], odd[R];
+        for (int r = 0; r < R; r++) even[r] = odd[r] = all(0.0f);
+        for (int k = start; k < start + GROUP; k += 2) {
+            V w0, w1;
+            load_pair<KIND>(panel, k, w0, w1);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            even[r] = fma(w0, all(x[static_cast<int64_t>(r) * padded + k]), even[r]);
-            odd[r] = fma(w1, all(x[static_cast<int64_t>(r) * padded + k + 1]), odd[r]);
+            for (int r = 0; r < R; r++) {
+                even[r] = fma(w0, all(x[static_cast<int64_t>(r) * padded + k]), even[r]);
+                odd[r] = fma(w1, all(x[static_cast<int64_t>(r) * padded + k + 1]), odd[r]);
+            }
         }
+        for (int r = 0; r < R; r++) out[r] = add(out[r], add(even[r], odd[r]));
     }
-    for (int r = 0; r < R; r++) out[r] = add(even[r], odd[r]);
 }
 
 template <int KIND>

@@ -1,5 +1,5 @@
-// The path for processors with int8 tiles: those of AVX-512, with tiles for sixteen rows and more.
-// A tile sums a group's products in integers; the groups are added in the same order as everywhere.
+// The path for processors with tiles: that of AVX-512, with tiles for many rows. A tile of integers sums a group's products,
+// and the groups are added in the same order as everywhere. A tile of bf16 adds in the order that all paths have for floats.
 #include "simd_avx512.h"
 
 #include "kernels.inl"
@@ -32,6 +32,7 @@ void configure_tiles() {
 }
 
 constexpr int UNPACKED = 32, MOST_ROWS = 64;  // groups of codes, and rows that use them while they are near
+constexpr int MIN_ROWS_BF16 = 4;              // fewer are read at the speed of memory without tiles
 
 // Groups of 4-bit codes [256] -> bytes [512]
 void unpack_codes(const uint8_t* codes, int groups, uint8_t* out) {
@@ -119,8 +120,77 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
     _tile_release();
 }
 
+// ---- bf16 ----
+
+// Tiles 0 to 3: sums [16 rows, 16 outputs]; 4 and 5: inputs [16 rows, 32]; 6 and 7: weights [16 pairs of inputs, 16 outputs]
+void configure_bf16_tiles() {
+    TileConfig config = {};
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) config.bytes_per_row[i] = 64, config.rows[i] = 16;
+    finish_stores();
+    _tile_loadconfig(&config);
+}
+
+// M times 16 rows, times N panels -> sums [M][N][16][16]
+template <int M, int N>
+void multiply_bf16(const char* panel, int64_t bytes, const uint16_t* x, int64_t padded, float (*sums)[LANES][LANES]) {
+    finish_stores();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < padded; k += GROUP) {
+        _tile_loadd(4, x + k, 2 * padded);
+        _tile_loadd(6, panel + k * 32, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        if (N == 2) {
+            _tile_loadd(7, panel + bytes + k * 32, 64);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if (M == 2) {
+            _tile_loadd(5, x + LANES * padded + k, 2 * padded);
+            _tile_dpbf16ps(2, 5, 6);
+            if (N == 2) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, sums[0], 64);
+    if (N == 2) _tile_stored(1, sums[1], 64);
+    if (M == 2) _tile_stored(2, sums[N], 64);
+    if (M == 2 && N == 2) _tile_stored(3, sums[3], 64);
+}
+
+// The last rows may be fewer than a tile has: what follows them is multiplied along, and left.
+template <int N>
+void tile_product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, const Output& out) {
+    alignas(64) float sums[2 * N][LANES][LANES];
+    const int64_t padded = rows.padded_cols, bytes = panel_bytes(PS_BF16, padded);
+    const char* panel = static_cast<const char*>(matrix.data) + block * bytes;
+    while (row < row_end) {
+        const int left = row_end - row, own = left < 2 * LANES ? left : 2 * LANES;
+        if (own > LANES)
+            multiply_bf16<2, N>(panel, bytes, rows.halves + row * padded, padded, sums);
+        else
+            multiply_bf16<1, N>(panel, bytes, rows.halves + row * padded, padded, sums);
+        for (int r = 0; r < own; r++)
+            for (int n = 0; n < N; n++)
+                put_block(matrix, block + n, row + r, load(sums[r / LANES * N + n][r % LANES]), out);
+        row += own;
+    }
+}
+
+void product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
+    configure_bf16_tiles();
+    for (; block + 2 <= block_end; block += 2) tile_product_bf16<2>(matrix, rows, row, row_end, block, out);
+    if (block < block_end) tile_product_bf16<1>(matrix, rows, row, row_end, block, out);
+    _tile_release();
+}
+
+// ---- all ----
+
 void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
                         const Output& out) {
+    if (matrix.kind == PS_BF16 && row_end - row >= MIN_ROWS_BF16)
+        return product_bf16(matrix, rows, row, row_end, block, block_end, out);
     while (matrix.kind <= PS_Q8M && row_end - row >= LANES) {
         const int left = (row_end - row) / LANES * LANES, end = row + (left < MOST_ROWS ? left : MOST_ROWS);
         switch (matrix.kind) {
@@ -143,8 +213,6 @@ void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int 
 
 }  // namespace
 
-extern const Kernels amx_kernels = {"amx",    quantise_row, product_with_tiles, rms_norm_row,   rotate_head,
-                                    gate_row, store_row,    choose_experts,     largest_of_row, weigh_logits,
-                                    attend,   merge_states, finish_state};
+extern const Kernels amx_kernels = table_of("amx", product_with_tiles);
 
 }  // namespace penstock

@@ -101,8 +101,6 @@ void product_of_rows(const ps_matrix& matrix, const Rows& rows, int row, int row
 
 }  // namespace
 
-extern const Kernels neon_kernels = {"neon",   quantise_row, product_of_rows, rms_norm_row,   rotate_head,
-                                     gate_row, store_row,    choose_experts,  largest_of_row, weigh_logits,
-                                     attend,   merge_states, finish_state};
+extern const Kernels neon_kernels = table_of("neon", product_of_rows);
 
 }  // namespace penstock
