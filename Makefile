@@ -68,7 +68,7 @@ test: lint $(READY) ## Check style and types, then run the quick tests (some eig
 test-slow: $(TOOLS) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
 	$(BIN)/python -m pytest -m slow $(SLOW_ARGS)
 
-soak: $(TOOLS) $(READY) ## Kill and freeze nodes and servers, and cut the power of a disk (some forty minutes)
+soak: $(TOOLS) $(READY) ## Kill and freeze nodes and servers, cut the power of a disk, search long (almost an hour)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
 
 fuzz: $(TOOLS) $(READY) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
