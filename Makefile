@@ -41,7 +41,7 @@ unexport PROMPT
 export PENSTOCK_PROMPT := $(value PROMPT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve run test test-slow soak fuzz lint format docs docs-serve lock audit \
+.PHONY: help setup serve run test test-slow soak fuzz lint style types quick format docs docs-serve lock audit \
         bench bench-compare bench-serving bench-network bench-workspace bench-attacks clean
 
 help: ## Show this list
@@ -62,8 +62,8 @@ serve: $(READY) ## Serve the default model to every OpenAI client, until Ctrl-C
 run: $(READY) ## Answer PROMPT with the default model (downloaded on first use)
 	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
 
-test: lint $(READY) ## Check style and types, then run the quick tests (some eight minutes)
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+test: style $(READY) ## Check style and types, and run the quick tests (some six minutes)
+	@$(MAKE) --no-print-directory --jobs 2 types quick
 
 test-slow: $(TOOLS) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
 	$(BIN)/python -m pytest -m slow $(SLOW_ARGS)
@@ -74,10 +74,17 @@ soak: $(TOOLS) $(READY) ## Kill and freeze nodes and servers, cut the power of a
 fuzz: $(TOOLS) $(READY) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
 	@nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)
 
-lint: $(TOOLS) ## Check style and types
+lint: style types ## Check style and types
+
+style: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(TOOLS)
 	$(BIN)/mypy
+
+quick: $(TOOLS) $(READY)
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 format: $(TOOLS) ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

@@ -86,6 +86,16 @@ def test_make_alone_lists_the_targets(house: Path) -> None:
         assert f"make {target} " in done.stdout
 
 
+@pytest.mark.parametrize("broken", ["", "ruff", "mypy", "python"])
+def test_make_test_succeeds_if_style_types_and_tests_do(house: Path, broken: str) -> None:
+    for name in ("ruff", "mypy", "python"):
+        script(house / ".venv/bin" / name, f'echo "did {name} $*"; exit {int(name == broken)}')
+    done = make(house, "test", "PYTEST_ARGS=-k cli -x")
+    assert (done.returncode != 0) == bool(broken)
+    if not broken:
+        assert all(what in done.stdout for what in ("did ruff", "did mypy", "did python -m pytest -m not slow -k cli -x"))
+
+
 def test_setup_with_an_old_python_is_refused_in_one_line(house: Path) -> None:
     (house / ".venv/.installed").unlink()
     script(house / "python3.9", 'case "$1" in -V) echo "Python 3.9.2";; *) exit 1;; esac')
