@@ -8,7 +8,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, MalformedMessage, Unreachable, Untrusted
-from penstock.network.trust import admission, authority, invitation_book, join_client, join_listener, joining
+from penstock.network.trust import admission, authority, invitation_book, join_client, join_listener, joining, stranger_listener
 from penstock.network.trust.admission import invite_once
 from penstock.network.trust.certificates import load_identity, new_key, node_name, signing_request
 from penstock.network.trust.invitation_book import MAX_WRONG_PROOFS, InvitationState
@@ -374,13 +374,22 @@ def test_a_connection_that_says_nothing_is_closed(
     request_certificate(token)
 
 
-def test_one_address_cannot_hold_all_connections(network: JoinedNetwork, token: JoinToken) -> None:
-    held = [connected(token) for _ in range(join_listener.MAX_CONNECTIONS_PER_ADDRESS)]
-    with closing(connected(token)) as one_more:
-        assert one_more.recv(1) == b""
-    for connection in held:
-        connection.close()
-    request_certificate(token)
+def test_connections_that_stall_keep_no_machine_out(
+    network: JoinedNetwork, token: JoinToken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stranger_listener, "MAX_CONNECTIONS", 3)
+    with ExitStack() as stalling:
+        for _ in range(5):
+            stalling.enter_context(closing(connected(token)))
+        request_certificate(token)
+
+
+@pytest.mark.parametrize(
+    "addresses, index",
+    [(["a", "b", "b", "c"], 1), (["a", "b", "c"], 0), (["a", "b", "a", "b"], 0), (["h", "a", "a", "b", "b", "b"], 3)],
+)
+def test_the_oldest_of_the_greediest_address_is_closed_for_another(addresses: list[str], index: int) -> None:
+    assert stranger_listener.to_evict(addresses) == index
 
 
 @pytest.mark.parametrize("kind", ["nonsense", "another curve", "not its own key"])

@@ -5,16 +5,17 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from penstock.config.home import JoinedNetwork
 from penstock.errors import Unreachable, Untrusted
-from penstock.network.trust import pairing
+from penstock.network.trust import pairing, stranger_listener
 from penstock.network.trust.join_protocol import Channel
 from penstock.network.trust.pairing import (
     MAX_MESSAGE_BYTES,
@@ -157,6 +158,50 @@ def test_a_machine_that_stalls_is_dropped_and_the_next_one_gets_its_turn(host: H
     monkeypatch.undo()
     guest = pair_with(host.endpoint)
     assert host.pairing.result(PATIENCE_S).words == guest.words
+
+
+def test_connections_that_stall_hold_up_nobody(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranger_listener, "MAX_CONNECTIONS", 3)
+    with ExitStack() as stalling:
+        for _ in range(5):
+            stalling.enter_context(closing(socket.create_connection(host.address)))
+        guest = pair_with(host.endpoint)
+        assert host.pairing.result(PATIENCE_S).words == guest.words
+
+
+def test_a_stranger_that_pairs_first_does_not_take_the_place_of_the_machine(host: Host) -> None:
+    stranger = pair_with(host.endpoint)
+    host.pairing.result(PATIENCE_S)
+    guest = pair_with(host.endpoint)
+    while (found := host.listener.find(guest.words)) is None:
+        time.sleep(0.01)
+    found.give(TOKEN)
+    assert guest.receive_token() == TOKEN
+    assert host.listener.find("acorn actor adult agent") is None
+    host.listener.__exit__()
+    with pytest.raises(Untrusted, match="sent no invitation"):
+        stranger.receive_token()
+
+
+def learn_the_words_and_leave(host: Host) -> None:
+    with closing(socket.create_connection(host.address)) as connection:
+        channel = Channel(connection, unchecked(), server_side=False, seconds=PATIENCE_S, max_bytes=MAX_MESSAGE_BYTES)
+        channel.handshake()
+        channel.send(PairingCommitment(PAIRING_MARK, commit(bytes(NUMBER_BYTES))))
+        channel.receive(PairingNumber, MAX_MESSAGE_BYTES)
+
+
+def test_who_leaves_if_the_words_do_not_suit_cannot_try_for_ever(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pairing, "MAX_EXCHANGES_PER_ADDRESS", 3)
+    for _ in range(3):
+        learn_the_words_and_leave(host)
+    with pytest.raises((ssl.SSLEOFError, ConnectionError)):
+        learn_the_words_and_leave(host)
+    monkeypatch.setattr(pairing, "MAX_EXCHANGES_PER_ADDRESS", 100)
+    monkeypatch.setattr(pairing, "MAX_EXCHANGES", 4)
+    learn_the_words_and_leave(host)
+    with pytest.raises(Untrusted, match="Too many machines"):
+        host.pairing.result(PATIENCE_S)
 
 
 def test_a_token_that_does_not_come_is_an_error(host: Host) -> None:

@@ -17,7 +17,7 @@ from penstock.config.home import JoinedNetwork, this_home
 from penstock.errors import Untrusted
 
 if TYPE_CHECKING:
-    from penstock.network.trust.pairing import Pairing
+    from penstock.network.trust.pairing import Pairing, PairingListener
 
 WAIT_S = 600.0  # for the other machine
 JOIN_TIMEOUT_S = 60.0  # from the invitation until it is used
@@ -53,9 +53,8 @@ def pair(
         _tell(f"On the other machine, within {WAIT_S / 60:.0f} minutes, run one of:")
         for reachable in reachable_endpoints([endpoint], (*network.addresses, *hosts)):
             _tell(f"  penstock network join --pair {reachable.partition('/')[2]}")
-        pairing = listener.wait(WAIT_S)
-        _tell(f"A machine at {pairing.address} wants to join as '{node}'.")
-        _compare(pairing, node)
+        _tell(f"A machine at {listener.wait(WAIT_S).address} wants to join as '{node}'.")
+        pairing = _compare(listener, node)
         token = admission.invite_once(network, node, days=days, extra_hosts=hosts)
         with _answering(network):
             pairing.give(encode_join(token))
@@ -81,10 +80,11 @@ def join_by_words(target: str) -> str:
     return pairing.receive_token()
 
 
-def _compare(pairing: Pairing, node: str) -> None:
+def _compare(listener: PairingListener, node: str) -> Pairing:
     for _ in range(MAX_MISTYPED):
-        if pairing.matches(typer.prompt("The four words that it shows", err=True)):
-            return
+        pairing = listener.find(typer.prompt("The four words that it shows", err=True))
+        if pairing is not None:
+            return pairing
         _tell("Those are not the words.")
     raise Untrusted(
         "The machines do not have the same words. Nothing was sent.",

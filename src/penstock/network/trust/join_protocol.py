@@ -104,6 +104,9 @@ class Channel:
         """Give the connection that much time from now on, instead of what is left."""
         self._deadline = time.monotonic() + seconds
 
+    def close(self) -> None:
+        self._connection.close()
+
     def handshake(self) -> None:
         self._run(self._tls.do_handshake)
 

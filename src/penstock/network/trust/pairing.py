@@ -7,7 +7,7 @@
 
 The words are a hash of both numbers and of the certificate that the machine was shown in TLS. Anyone in between has to show
 another certificate, and has to choose a number on either side before it knows what the words will be: so both machines show the
-same words by chance once in 2^32 pairings, and each pairing is started by a person. Nothing secret is sent before.
+same words by chance once in 2^32 exchanges, and a person who pairs allows at most a thousand. Nothing secret is sent before.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ import hmac
 import secrets
 import socket
 import ssl
-import time
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from cryptography.hazmat.primitives.serialization import Encoding
 from msgspec import Meta
 
-from penstock.config import files
 from penstock.config.home import JoinedNetwork
 from penstock.errors import BadMessage, Unreachable, Untrusted
-from penstock.network.trust.certificates import load_certificate
-from penstock.network.trust.join_listener import listen_at
 from penstock.network.trust.join_protocol import Channel
 from penstock.network.trust.join_token import MAX_JOIN_TOKEN_CHARS
 from penstock.network.trust.listening import split
+from penstock.network.trust.stranger_listener import StrangerListener, to_evict
 
 PAIRING_MARK = b"penstock pair 1\n"
 NUMBER_BYTES = 32
 WORDS = 4
 MAX_MESSAGE_BYTES = 1 << 10
 CONNECT_TIMEOUT_S = 5.0
-EXCHANGE_S = 10.0  # until both sides have the words; the machine waits twice as long, since one that stalls may be before it
+EXCHANGE_S = 10.0  # until both sides have the words
 COMPARE_S = 180.0  # for the person who compares them
+MAX_PAIRINGS = 32  # machines that wait for their words to be typed
+MAX_EXCHANGES = 1000
+MAX_EXCHANGES_PER_ADDRESS = 20
 
 Number = Annotated[bytes, Meta(min_length=NUMBER_BYTES, max_length=NUMBER_BYTES)]
 
@@ -107,54 +108,79 @@ class Pairing:
 
 
 class PairingListener:
-    """The authority's side: listens from construction until it is closed, and pairs with one machine. Raises OSError."""
+    """The authority's side: listens from construction until it is closed. Raises OSError if it cannot.
+
+    Strangers can come to pair too, and go through with it: so each machine has words of its own, and the words that a person
+    types choose the machine. Every exchange is one more chance for those in between, so they are counted.
+    """
 
     def __init__(self, network: JoinedNetwork, endpoint: str) -> None:
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._context.num_tickets = 0
-        self._context.load_cert_chain(network.certificate_file, network.key_file)
-        self._certificate = load_certificate(files.read(network.certificate_file)).public_bytes(Encoding.DER)
-        self._socket = listen_at(endpoint)
-        self._connection: socket.socket | None = None
+        self._listener = StrangerListener(network, endpoint, self._serve)
+        self._changed = threading.Condition()
+        self._pairings: list[Pairing] = []  # the oldest first
+        self._exchanges = Counter[str]()  # by address
+        self._listener.start()
 
     def __enter__(self) -> PairingListener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._socket.close()
-        if self._connection is not None:
-            self._connection.close()
+        self._listener.close()
+        with self._changed:
+            for pairing in self._pairings:
+                pairing.channel.close()
 
     def wait(self, seconds: float) -> Pairing:
-        """Wait for a machine that goes through with the exchange; others are dropped, one after the other."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            self._socket.settimeout(left)
-            try:
-                connection, peer = self._socket.accept()
-            except TimeoutError:
-                break
-            try:
-                pairing = self._exchange(connection, str(peer[0]))
-            except (OSError, BadMessage):
-                connection.close()
-            else:
-                self._connection = connection
-                return pairing
+        """Wait for the first machine that goes through with the exchange."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pairings or self._is_attacked, seconds)
+            if self._pairings:
+                return self._pairings[0]
+            if self._is_attacked:
+                raise Untrusted("Too many machines have come to pair.", hint="Use an invitation: penstock network invite NODE")
         raise Unreachable("No machine has come to pair.", hint="Begin again, and run the command that it prints in time.")
 
+    def find(self, typed: str) -> Pairing | None:
+        """The machine that shows the words that were typed; None if no machine does."""
+        with self._changed:
+            return next((pairing for pairing in self._pairings if pairing.matches(typed)), None)
+
+    @property
+    def _is_attacked(self) -> bool:
+        return self._exchanges.total() >= MAX_EXCHANGES
+
+    def _serve(self, connection: socket.socket, address: str) -> bool:
+        try:
+            pairing = self._exchange(connection, address)
+        except (OSError, BadMessage):
+            return False
+        with self._changed:
+            self._pairings.append(pairing)
+            if len(self._pairings) > MAX_PAIRINGS:
+                self._pairings.pop(to_evict([pairing.address for pairing in self._pairings])).channel.close()
+            self._changed.notify_all()
+        return True
+
     def _exchange(self, connection: socket.socket, address: str) -> Pairing:
-        channel = Channel(connection, self._context, server_side=True, seconds=EXCHANGE_S, max_bytes=MAX_MESSAGE_BYTES)
+        listener = self._listener
+        channel = Channel(connection, listener.context, server_side=True, seconds=EXCHANGE_S, max_bytes=MAX_MESSAGE_BYTES)
         channel.handshake()
         first = channel.receive(PairingCommitment, MAX_MESSAGE_BYTES)
+        self._count(address)  # who knows the next number knows the words, and may leave if they do not suit
         own = secrets.token_bytes(NUMBER_BYTES)
         channel.send(PairingNumber(own))
         other = channel.receive(PairingNumber, MAX_MESSAGE_BYTES).number
         if first.mark != PAIRING_MARK or not hmac.compare_digest(first.commitment, commit(other)):
             raise ConnectionAbortedError("the number is not the one that was committed to")
         channel.extend(COMPARE_S)
-        return Pairing(pairing_words(self._certificate, own, other), address, channel)
+        return Pairing(pairing_words(listener.certificate, own, other), address, channel)
+
+    def _count(self, address: str) -> None:
+        with self._changed:
+            if self._is_attacked or self._exchanges[address] >= MAX_EXCHANGES_PER_ADDRESS:
+                raise ConnectionAbortedError("too many exchanges")
+            self._exchanges[address] += 1
+            self._changed.notify_all()
 
 
 def pair_with(endpoint: str) -> Pairing:
@@ -167,7 +193,7 @@ def pair_with(endpoint: str) -> Pairing:
     connection = None
     try:
         connection = socket.create_connection((host.strip("[]"), port), CONNECT_TIMEOUT_S)
-        channel = Channel(connection, context, server_side=False, seconds=2 * EXCHANGE_S, max_bytes=MAX_JOIN_TOKEN_CHARS)
+        channel = Channel(connection, context, server_side=False, seconds=EXCHANGE_S, max_bytes=MAX_JOIN_TOKEN_CHARS)
         channel.handshake()
         own = secrets.token_bytes(NUMBER_BYTES)
         channel.send(PairingCommitment(PAIRING_MARK, commit(own)))
