@@ -15,6 +15,7 @@ import queue
 import random
 import statistics
 import time
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.model.ends import EndModel
 from penstock.model.memory import keep_freed_memory
+from penstock.model.packing import ROUTER
 from penstock.model.segment import LlmModel, Segment
 from penstock.model.spec import ModelSpec, spec_from_config
 from penstock.model.weights import WeightFiles
@@ -36,21 +38,47 @@ SHAPES = {
     "smollm2-135m": (576, 30, 9, 3, 1536, 49152, True),
     "llama-1b": (2048, 16, 32, 8, 8192, 128256, True),
     "llama-8b": (4096, 32, 32, 8, 14336, 128256, False),
+    "qwen3-30b-a3b": (2048, 48, 32, 4, 6144, 151936, False),
+}
+EXPERTS = {
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe",
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    }
 }
 
 
 class RandomWeights(WeightFiles):
-    """Made where they are used, which is quick; or on the CPU, where the same seed gives the same weights for any device."""
+    """Made where they are used, which is quick; or on the CPU, where the same seed gives the same weights for any device.
 
-    def __init__(self, made_on: torch.device) -> None:
+    quant: what those of a card are rounded to, as by `--quant`: fp8 leaves the ends as they are, codes give them 8 bits.
+    """
+
+    def __init__(self, made_on: torch.device, quant: str = "none") -> None:
         self._made_on = made_on
+        self._quant = quant
 
-    def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, torch.Tensor], bytes]:
-        made = {
-            name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, device=self._made_on).mul_(0.02)
-            for name, shape in shapes.items()
-        }
-        return made, b"\0" * 32
+    def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, Any], bytes]:
+        return {name: self._make(name, shape) for name, shape in shapes.items()}, b"\0" * 32
+
+    def _make(self, name: str, shape: tuple[int, ...]) -> Any:
+        if len(shape) == 1:
+            return torch.ones(shape)
+        made = torch.randn(shape, device=self._made_on).mul_(0.02)
+        if self._quant == "none" or name.endswith(ROUTER) or (self._quant == "fp8" and ".layers." not in name):
+            return made
+        from penstock.kernels.triton.products import CardWeight, round_to_fp8
+
+        if self._quant == "fp8":
+            return round_to_fp8(made)
+        bits = 4 if self._quant == "int4" and ".layers." in name else 8
+        words = torch.randint(-(2**31), 2**31 - 1, (shape[0], shape[1] * bits // 32), dtype=torch.int32, device=self._made_on)
+        scales = torch.full((shape[0], shape[1] // 32), 0.02 / (4.61 if bits == 4 else 73.9), device=self._made_on)
+        return CardWeight(words, scales.half(), None, bits, 1 << (bits - 1))
 
 
 def random_ends(
@@ -59,6 +87,7 @@ def random_ends(
     """An EndModel without text: its tokenizer is never asked."""
     ends = kind.__new__(kind)
     ends.spec, ends.dtype, ends.device, ends.eos_ids = spec, dtype, device, frozenset()
+    ends._packing = None
     ends._load(files)
     return ends
 
@@ -76,6 +105,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--quant", choices=("none", "fp8", "int8", "int4"), default="none", help="with the Triton kernels")
     parser.add_argument("--kernels", choices=("torch", "triton"), help="default: triton on a CUDA GPU")
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--prefill", default="512,2048")
@@ -98,12 +128,13 @@ def main() -> None:
     rows = [measure(engine, spec, rng, name, args.rounds, *case) for name, *case in cases]
     engine.stop()
     where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
-    print(f"{args.shape} {args.dtype} on {where}, torch {torch.__version__}")
+    precision = args.dtype if args.quant == "none" else args.quant
+    print(f"{args.shape} {precision} on {where}, torch {torch.__version__}")
     for row in rows:
         print(f"{row['case']:>16}: {row['tokens_per_s']:>10,.0f} tokens/s   overhead {row['overhead']:.1%}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"shape": args.shape, "device": where, "rows": rows}, file, indent=1)
+            json.dump({"shape": args.shape, "precision": precision, "device": where, "rows": rows}, file, indent=1)
 
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
@@ -126,12 +157,12 @@ def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[M
         "tie_word_embeddings": tied,
         "max_position_embeddings": 131072,
         "rope_theta": 500000.0,
-    }
+    } | EXPERTS.get(args.shape, {})
     spec = spec_from_config(config)
     block_size = EngineConfig().block_size
     dtype, device = getattr(torch, args.dtype), torch.device(args.device)
     keep_freed_memory()
-    files = RandomWeights(torch.device("cpu") if getattr(args, "seeded", False) else device)
+    files = RandomWeights(torch.device("cpu") if getattr(args, "seeded", False) else device, getattr(args, "quant", "none"))
     blocks = args.kv_tokens // block_size
     kernels = getattr(args, "kernels", None) or ("triton" if device.type == "cuda" else "torch")
     model, end_model = LlmModel, EndModel

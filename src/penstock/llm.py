@@ -94,7 +94,7 @@ class LLM:
                 print(result.outputs[0].text)
 
     model: a name, a folder, a .gguf file or a hub id; by default smollm2-135m, or the model that the network runs.
-    quant: what 16- and 32-bit weights are rounded to when they are loaded on a CPU: none, int8 or int4.
+    quant: what 16- and 32-bit weights are rounded to when they are loaded: none, int8 or int4, or fp8 on a CUDA GPU.
     segments: layer ranges to split the model into, all local.
     kv_memory: bytes for keys and values; None for as much as fits.
     network: the name of a network that this machine has joined, which computes the layers; this process holds the model's ends.

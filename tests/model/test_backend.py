@@ -62,6 +62,31 @@ def test_the_variable_chooses(card, monkeypatch) -> None:
         chosen(torch.device("cpu"))
 
 
-def test_rounded_weights_need_the_native_kernels(card) -> None:
-    with pytest.raises(ConfigError, match="quant = int8 needs the native kernels, but the device is cuda:0"):
-        choose_backend(spec_from_config(LLAMA), Path(), dtype="auto", device=CUDA, quant="int8")
+def rounded(quant: str, device: torch.device = CUDA, dtype: str = "auto") -> str:
+    packing = choose_backend(spec_from_config(LLAMA), Path(), dtype=dtype, device=device, quant=quant).packing
+    assert packing is not None
+    return packing.precision
+
+
+def test_a_card_takes_rounded_weights(card, monkeypatch) -> None:
+    assert rounded("fp8") == "fp8"
+    monkeypatch.setattr(backend, "load", object)
+    assert rounded("int4") == "int4"
+
+
+def test_weights_are_refused_where_nothing_computes_with_them(card, monkeypatch) -> None:
+    with pytest.raises(ConfigError, match="quant = fp8 needs a CUDA GPU, but the device is cpu"):
+        rounded("fp8", torch.device("cpu"))
+    with pytest.raises(ConfigError, match="quant = int8 needs the native kernels, but the device is mps"):
+        rounded("int8", torch.device("mps"))
+    with pytest.raises(ConfigError, match="quant = fp8, but dtype = bfloat16"):
+        rounded("fp8", dtype="bfloat16")
+    monkeypatch.setattr(backend, "load", lambda: None)
+    with pytest.raises(ConfigError, match="quant = int8 needs the native kernels, which are not compiled"):
+        rounded("int8")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(ConfigError, match="A Card does not compute in fp8"):
+        rounded("fp8")
+    monkeypatch.setenv("PENSTOCK_KERNELS", "torch")
+    with pytest.raises(ConfigError, match="quant = fp8 needs the Triton kernels, but PENSTOCK_KERNELS = torch"):
+        rounded("fp8")

@@ -75,10 +75,11 @@ def test_a_path_never_mixes_weights_that_were_rounded_with_others() -> None:
         "No route has all layers of smollm2-135m in one precision. Precisions differ: as published at b and int8 at a. "
         "A route takes one of them; set the same quant on all nodes to use all."
     )
-    both = pipe(*mixed.segments, segment("c", "10:30", dtype="int4"), segment("d", "10:30", dtype="int8", seconds=9.0))
+    others = [segment(node, "10:30", dtype=dtype) for node, dtype in (("c", "int4"), ("e", "fp8"))]
+    both = pipe(*mixed.segments, *others, segment("d", "10:30", dtype="int8", seconds=9.0))
     assert taken(both.path("a")) == "a0:10 d10:30"
     assert both.is_complete()
-    assert "int4 at c" in precisions_differ(both.segments)
+    assert "fp8 at e, int4 at c" in precisions_differ(both.segments)
 
 
 def test_weights_as_published_go_together_in_any_number_format() -> None:

@@ -38,8 +38,8 @@ DtypeOption = Annotated[
     typer.Option("--dtype", help="Number format that PyTorch computes in; auto takes the fastest for this machine."),
 ]
 QuantOption = Annotated[
-    Literal["none", "int8", "int4"],
-    typer.Option("--quant", help="What 16- and 32-bit weights are rounded to when they are loaded on a CPU."),
+    Literal["none", "fp8", "int8", "int4"],
+    typer.Option("--quant", help="What 16- and 32-bit weights are rounded to when they are loaded; fp8 needs a CUDA GPU."),
 ]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda", "mps"],

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m"
 
 DTYPES = ("auto", "bfloat16", "float32")
-QUANTS = ("none", "int8", "int4")
+QUANTS = ("none", "fp8", "int8", "int4")
 MAX_WORKSPACE_JOBS = 256  # each holds a file descriptor, and the API needs some too
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -33,7 +33,7 @@ ENDS = "ends"  # as `layers`: hold the ends of the model and no layers
 class HostedModelConfig:
     """A model that this node runs.
 
-    quant: what 16- and 32-bit weights are rounded to when they are loaded on a CPU.
+    quant: what 16- and 32-bit weights are rounded to when they are loaded; fp8 needs a CUDA GPU.
     max_memory: bytes for weights and KV together; None for as much as fits.
     kv_memory: bytes for KV alone; None for as much as fits.
     load_ends: whether it holds the ends and so answers requests; otherwise it only computes layers for other nodes.

@@ -166,7 +166,7 @@ SETTINGS = (
     Setting(
         f"{MODELS}.quant",
         kinds.one_of(*QUANTS),
-        "What 16- and 32-bit weights are rounded to when they are loaded on a CPU. GGUF files always run as they are.",
+        "What 16- and 32-bit weights are rounded to when they are loaded; fp8 needs a CUDA GPU. GGUF files run as they are.",
     ),
     Setting(
         f"{MODELS}.layers",

@@ -18,6 +18,11 @@ class Kind(IntEnum):
     F16 = 6
     F32 = 7
 
+    @property
+    def coded(self) -> bool:
+        """Whether weights are codes with scales, not numbers."""
+        return self in (Kind.Q4, Kind.Q4M, Kind.Q8, Kind.Q8M)
+
 
 class SourceType(IntEnum):
     """Types of numbers and of GGUF blocks, by GGUF's numbers."""

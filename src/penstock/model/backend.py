@@ -15,24 +15,29 @@ from penstock.kernels.library import load
 from penstock.model.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from penstock.model.packing import Packing
+    from penstock.model.packing import Fp8Packing, Packing
 
 VARIABLE = "PENSTOCK_KERNELS"
 MAX_HEAD_DIM = 512
 TRITON_MAX_HEAD_DIM = 256
 MIN_CAPABILITY = (8, 0)  # of a CUDA GPU: bf16 on tensor cores
+FP8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """packing: of the weights for the native kernels; None for others.
-    triton: whether the Triton kernels compute.
+    """packing: of the weights; None for weights in the number format that is computed in.
+    triton: whether the Triton kernels compute; otherwise the native ones do where weights are packed, and torch elsewhere.
     reason: why torch computes where other kernels would be the default; empty otherwise.
     """
 
-    packing: Packing | None = None
+    packing: Packing | Fp8Packing | None = None
     triton: bool = False
     reason: str = ""
+
+    @property
+    def native(self) -> bool:
+        return self.packing is not None and not self.triton
 
     def __str__(self) -> str:
         if self.triton:
@@ -49,7 +54,7 @@ def choose_backend(spec: ModelSpec, folder: Path, *, dtype: str, device: torch.d
     torch.
 
     dtype: as in the settings: "auto", or the number format that torch computes in.
-    quant: what to round weights to: none, int8 or int4.
+    quant: what to round weights to: none, fp8, int8 or int4.
     """
     forced = os.environ.get(VARIABLE) or "auto"
     if forced not in ("auto", "torch", "native", "triton"):
@@ -59,19 +64,35 @@ def choose_backend(spec: ModelSpec, folder: Path, *, dtype: str, device: torch.d
     lacking = f"{VARIABLE} = torch" if forced == "torch" else _LACKING[wanted](spec, dtype, device)
     if lacking and forced == wanted != "torch":
         raise ConfigError(f"{VARIABLE} = {forced}, but {lacking}.", hint=f"Unset {VARIABLE} to compute with PyTorch.")
-    if quant != "none" and (lacking or wanted != "native"):
-        raise ConfigError(
-            f"quant = {quant} needs the native kernels, but {lacking or f'the device is {device}'}.",
-            hint="Leave quant out, or see: penstock doctor.",
-        )
+    if quant != "none":
+        _check_quant(quant, lacking, dtype, device)
     if lacking:
         expected = device.type == "cuda" or (device.type == "cpu" and dtype == "auto")
         return Backend(reason=lacking if expected else "")
-    if wanted == "triton":
-        return Backend(triton=True)
-    from penstock.model.packing import Packing
+    from penstock.model.packing import Fp8Packing, Packing
 
-    return Backend(Packing(spec, folder, quant))
+    if wanted == "native":
+        return Backend(Packing(spec, folder, quant))
+    if quant == "fp8":
+        return Backend(Fp8Packing(spec, folder), triton=True)
+    packing = Packing(spec, folder, quant) if dtype == "auto" and load() is not None else None
+    return Backend(packing if packing is not None and packing.coded else None, triton=True)
+
+
+def _check_quant(quant: str, lacking: str, dtype: str, device: torch.device) -> None:
+    """Refuse to round weights to what cannot be computed with."""
+    doctor = "Leave quant out, or see: penstock doctor."
+    kernels = "Triton" if device.type == "cuda" else "native"
+    if quant == "fp8" and device.type != "cuda":
+        raise ConfigError(f"quant = fp8 needs a CUDA GPU, but the device is {device}.", hint="Use int8 or int4.")
+    if lacking:
+        raise ConfigError(f"quant = {quant} needs the {kernels} kernels, but {lacking}.", hint=doctor)
+    if dtype != "auto":
+        raise ConfigError(f"quant = {quant}, but dtype = {dtype}.", hint="Leave one of them out.")
+    if quant == "fp8" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ConfigError(f"{torch.cuda.get_device_name(device)} does not compute in fp8.", hint="Use int8 or int4.")
+    if quant != "fp8" and load() is None:
+        raise ConfigError(f"quant = {quant} needs the native kernels, which are not compiled, to round weights.", hint=doctor)
 
 
 def _native_lacks(spec: ModelSpec, dtype: str, device: torch.device) -> str:

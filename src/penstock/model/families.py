@@ -93,6 +93,6 @@ QUANTISED: Mapping[str, str] = {
     "gptq": "GPTQ",
     "mxfp4": "MXFP4",
 }
-QUANTISED_HINT = "Use a GGUF file of this model, or its original weights: --quant int8 or int4 rounds them."
+QUANTISED_HINT = "Use a GGUF file of this model, or its original weights: --quant int8, int4 or fp8 rounds them."
 # families that cannot be run, and why
 REFUSED: Mapping[str, str] = {"gemma3n": _PER_LAYER_EMBEDDINGS, "gemma3n_text": _PER_LAYER_EMBEDDINGS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from penstock.model.linear import Linear, can_pack, linear
 from penstock.model.mlp import Experts, Gate, GatedMlp, Mlp, gated
 from penstock.model.shapes import layer_prefix
-from penstock.model.spec import ModelSpec
+from penstock.model.spec import ExpertSpec, ModelSpec
 
 
 @dataclass(slots=True)
@@ -39,21 +40,11 @@ class LayerBuilder:
         self._device = device
         self._packed = can_pack(dtype, device)
 
-    def build(self, index: int, weights: Mapping[str, Tensor], rope: int, kv: Tensor) -> Layer:
+    def build(self, index: int, weights: Mapping[str, Any], rope: int, kv: Tensor) -> Layer:
         spec, prefix = self._spec, layer_prefix(self._spec, index)
         own = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
         qkv = ("self_attn.qkv_proj",) if spec.fused else ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         experts = spec.experts_of(index)
-        mlp: Mlp
-        if experts is None:
-            mlp = self._mlp(own, "mlp")
-        else:
-            mlp = Experts(
-                self._stack_rows([own["mlp.gate.weight"]], torch.float32),
-                [self._mlp(own, f"mlp.experts.{expert}") for expert in range(experts.count)],
-                experts.per_token,
-                normalised=experts.normalised,
-            )
         return Layer(
             group=spec.kv_groups.of_layers[index],
             rope=rope,
@@ -63,9 +54,17 @@ class LayerBuilder:
             output=self._linear(own, "self_attn.o_proj"),
             post_attention_norm=self._norm(own, "post_attention_layernorm") if spec.sandwich else None,
             mlp_norm=self._norm(own, "pre_feedforward_layernorm" if spec.sandwich else "post_attention_layernorm"),
-            mlp=mlp,
+            mlp=self._mlp(own, "mlp") if experts is None else self._experts(own, experts),
             post_mlp_norm=self._norm(own, "post_feedforward_layernorm") if spec.sandwich else None,
             kv=kv,
+        )
+
+    def _experts(self, own: Mapping[str, Tensor], experts: ExpertSpec) -> Mlp:
+        return Experts(
+            self._stack_rows([own["mlp.gate.weight"]], torch.float32),
+            [self._mlp(own, f"mlp.experts.{expert}") for expert in range(experts.count)],
+            experts.per_token,
+            normalised=experts.normalised,
         )
 
     def _mlp(self, own: Mapping[str, Tensor], name: str) -> GatedMlp:

@@ -29,7 +29,6 @@ from penstock.progress import Progress, silent
 
 KV_DTYPE = torch.float16
 CPU = torch.device("cpu")
-QUANTISED = {Kind.Q4, Kind.Q4M, Kind.Q8, Kind.Q8M}
 _MAX_READERS = 4  # layers that are read at once
 _FIRST_POSITIONS = 1024  # of rope tables, which grow with the texts
 _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TANH}
@@ -163,7 +162,7 @@ class NativeEndModel(EndModel):
         """Logits [R, vocab] in fp32. The kernels round hidden states to 8 bits for a product with quantised weights, so the best
         candidates are computed again in fp32."""
         matrix = self._output.struct
-        refined = min(REFINED_CANDIDATES, matrix.rows) if matrix.kind in QUANTISED else 0
+        refined = min(REFINED_CANDIDATES, matrix.rows) if Kind(matrix.kind).coded else 0
         rows = normed.contiguous().numpy()
         return torch.from_numpy(self._context.head(matrix, None, self.spec.norm_eps, rows, refined=refined))
 

@@ -23,7 +23,7 @@ from penstock.kernels.packed import PackedMatrix, aligned_empty, natural_kind, p
 from penstock.kernels.structs import Kind, SourceType
 from penstock.model.blocks import SIZES, Blocks
 from penstock.model.packed_file import SOURCE, Bytes, PackedFile, remove_orphans
-from penstock.model.shapes import Shapes, end_shapes, layer_prefix, layer_shapes
+from penstock.model.shapes import Shapes, end_params, end_shapes, layer_prefix, layer_shapes
 from penstock.model.sources.cache import cache_dir
 from penstock.model.spec import ModelSpec
 from penstock.model.weights import WeightFiles, digest
@@ -51,12 +51,9 @@ class Packing:
         self._spec = spec
         self._types = _stored_types(folder)
         self._unknown = _declared_type(folder)  # of a tensor that is not here yet
-        stored = _most_common({name: self._types.get(name, self._unknown) for name in _matrices(spec)}, _matrices(spec))
-        if quant != "none" and stored in SIZES:
-            raise ConfigError(
-                f"quant = {quant}, but the weights of this model are quantised already ({stored}).",
-                hint="Leave quant out: the model runs as it was published.",
-            )
+        stored = _stored_type(spec, self._types, self._unknown)
+        _check_not_quantised(quant, stored)
+        self.coded = quant != "none" or stored in SIZES  # most weights are codes
         own = stored.lower() if stored in SIZES else NAMES.get(stored, "bfloat16")
         self.precision = own if quant == "none" else quant
 
@@ -123,6 +120,26 @@ class Packing:
         """What packed weights follow from: the kernels, the files that they were read from, and what they were packed into."""
         known = library_path().name, self.quant, [(name, shape, self.kind(name)) for name, shape in sorted(shapes.items())]
         return hashlib.sha256(repr((known, files.stamps(shapes))).encode()).hexdigest()
+
+
+class Fp8Packing:
+    """Layers in e4m3 with a scale for each output, rounded as they are loaded; routers and the ends keep 16 bits."""
+
+    quant = precision = "fp8"
+
+    def __init__(self, spec: ModelSpec, folder: Path) -> None:
+        self._spec = spec
+        _check_not_quantised(self.quant, _stored_type(spec, _stored_types(folder), _declared_type(folder)))
+
+    def layer_bytes(self, index: int) -> int:
+        def size(name: str, shape: tuple[int, ...]) -> int:
+            rounded = len(shape) == 2 and not name.endswith(ROUTER)
+            return math.prod(shape) + 4 * shape[0] if rounded else 4 * math.prod(shape)
+
+        return sum(size(name, shape) for name, shape in layer_shapes(self._spec, index).items())
+
+    def end_bytes(self) -> int:
+        return 2 * end_params(self._spec)
 
 
 class PackedTensors(ABC):
@@ -237,9 +254,17 @@ def _matrices(spec: ModelSpec) -> Shapes:
     return {name: shape for name, shape in shapes.items() if len(shape) == 2}
 
 
-def _most_common(types: Mapping[str, str], shapes: Shapes) -> str:
-    """The type of most numbers."""
+def _stored_type(spec: ModelSpec, types: Mapping[str, str], unknown: str) -> str:
+    """The type that most numbers of a model are stored in. unknown: of tensors that are not here."""
     counts: Counter[str] = Counter()
-    for name, shape in shapes.items():
-        counts[types[name]] += math.prod(shape)
+    for name, shape in _matrices(spec).items():
+        counts[types.get(name, unknown)] += math.prod(shape)
     return counts.most_common(1)[0][0]
+
+
+def _check_not_quantised(quant: str, stored: str) -> None:
+    if quant != "none" and stored in SIZES:
+        raise ConfigError(
+            f"quant = {quant}, but the weights of this model are quantised already ({stored}).",
+            hint="Leave quant out: the model runs as it was published.",
+        )

@@ -15,7 +15,7 @@ from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.pipes.hop_times import MeasuredLinks
 from penstock.pipes.path import Path, Reach, best_path, listed, narrowed
 
-ROUNDED = ("int4", "int8")  # precisions of weights that a node has rounded itself; all others are as published
+ROUNDED = ("fp8", "int4", "int8")  # precisions of weights that a node has rounded itself; all others are as published
 PUBLISHED = "as published"
 WeightsOf = Callable[[LayerRange], str]  # the expected hash of the weights of these layers; empty if unknown
 

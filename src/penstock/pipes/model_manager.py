@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
@@ -23,6 +23,7 @@ from penstock.model.memory import (
     use_huge_pages,
 )
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
+from penstock.model.packing import Packing
 from penstock.model.reservations import Reservations
 from penstock.model.segment import LlmModel, Segment
 from penstock.model.shapes import layer_params, layer_shapes
@@ -32,9 +33,6 @@ from penstock.model.weights import WeightFiles
 from penstock.pipes.footprint import DEFAULT_KV_TOKENS, GATHERED_LAYERS, MIN_BLOCKS, Budget, Footprint
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
-
-if TYPE_CHECKING:
-    from penstock.model.triton.segment import TritonModel
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 CPU_KV_SHARE = 0.5  # of the memory that is free after the weights; other programs need some, too
@@ -99,7 +97,7 @@ class ModelManager:
         keep_freed_memory()
         spec = read_spec(folder)
         backend = choose_backend(spec, folder, dtype=dtype, device=where, quant=quant)
-        kind = pick_dtype(dtype, where) if backend.packing is None else KV_DTYPE
+        kind = KV_DTYPE if backend.native else pick_dtype(dtype, where)
         return FoundModel(model, folder, spec, kind, where, backend=backend)
 
     @explaining_exhaustion()
@@ -148,13 +146,16 @@ class ModelManager:
         tokens, in_place = config.max_pass_tokens, found.backend.triton
         # the logits of a step are kept where captured steps find them, and so are weights of draws and counts of penalties
         logits = 5 * config.max_sequences * spec.vocab * 4 if in_place else 0
+        # codes of a matrix are unpacked for the products of many rows
+        coded = in_place and isinstance(found.backend.packing, Packing)
+        unpacked = max(spec.vocab, 2 * spec.intermediate) * spec.hidden * size if coded else 0
         return Footprint(
             num_layers=spec.num_layers,
             layer=max(map(found.layer_bytes, range(spec.num_layers))),
             ends=found.end_bytes(),
             kv_block=config.block_size * spec.kv_width * size,
             loading=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
-            activations=logits + tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
+            activations=logits + unpacked + tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
             mask_block=0 if in_place else tokens * config.block_size * size,
             gathered_layers=0 if in_place else GATHERED_LAYERS,
             context_blocks=context,
@@ -167,14 +168,15 @@ class ModelManager:
         return self._ends(found, WeightFiles(found.folder))
 
     def _ends(self, found: FoundModel, files: WeightFiles) -> EndModel:
-        if found.backend.packing is not None:
-            return NativeEndModel(found.spec, found.folder, files, found.backend.packing)
-        kind = EndModel
+        packing = found.backend.packing
         if found.backend.triton:
             from penstock.model.triton.ends import TritonEndModel
 
-            kind = TritonEndModel
-        return kind(found.spec, found.folder, files, dtype=found.dtype, device=found.device)
+            return TritonEndModel(found.spec, found.folder, files, dtype=found.dtype, device=found.device, packing=packing)
+        if packing is not None:
+            assert isinstance(packing, Packing)
+            return NativeEndModel(found.spec, found.folder, files, packing)
+        return EndModel(found.spec, found.folder, files, dtype=found.dtype, device=found.device)
 
     @explaining_exhaustion()
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
@@ -192,23 +194,15 @@ class ModelManager:
                 f"Layers {layers} of {found.name} would have KV memory for {rows * block_size} tokens.",
                 hint="Give them more KV memory (kv_memory), or load more layers in one segment.",
             )
-        if packing is not None:
-            return NativeModel(found.spec, layers, files, packing, kv_blocks=kv_blocks, block_size=block_size, progress=progress)
-        kind: type[LlmModel] | type[TritonModel] = LlmModel
+        how: dict[str, Any] = {"kv_blocks": kv_blocks, "block_size": block_size, "progress": progress}
         if found.backend.triton:
             from penstock.model.triton.segment import TritonModel
 
-            kind = TritonModel
-        return kind(
-            found.spec,
-            layers,
-            files,
-            dtype=found.dtype,
-            device=found.device,
-            kv_blocks=kv_blocks,
-            block_size=block_size,
-            progress=progress,
-        )
+            return TritonModel(found.spec, layers, files, dtype=found.dtype, device=found.device, packing=packing, **how)
+        if packing is not None:
+            assert isinstance(packing, Packing)
+            return NativeModel(found.spec, layers, files, packing, **how)
+        return LlmModel(found.spec, layers, files, dtype=found.dtype, device=found.device, **how)
 
     @explaining_exhaustion()
     def load(

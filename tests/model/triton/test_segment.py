@@ -13,13 +13,20 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import Batch
 from penstock.model.sample_row import SampleRow
+from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles
 from tests.parity.tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Pipeline, make
 
 pytestmark = pytest.mark.slow  # the interpreter takes its time, and so does compiling
 
 # in the interpreter, which takes half a minute for each: those that use all that kernels can do
-INTERPRETED = ("llama with biases", "llama with one head of keys", "phi3 that turns a part of each head", "gemma3_text")
+INTERPRETED = (
+    "llama with biases",
+    "llama with one head of keys",
+    "phi3 that turns a part of each head",
+    "mistral with a window",
+    "qwen3_moe",
+)
 TEXTS = [[random.Random(i).randrange(VOCAB) for _ in range(n)] for i, n in enumerate((30, 47, 39, 60, 52))]
 
 
@@ -40,13 +47,15 @@ def test_logits_are_those_of_the_torch_back_end(kind, device, tmp_path) -> None:
     if device.type != "cuda" and kind not in INTERPRETED:
         pytest.skip("there is no CUDA device, and the interpreter is slow")
     make(KINDS[kind], tmp_path)
+    if read_spec(tmp_path).kv_groups.count > 1:
+        pytest.skip("its layers look back differently far, which the back-end leaves to torch")
     wanted = Pipeline(tmp_path).in_ragged_batches(TEXTS, random.Random(1))
     found = on_device(tmp_path, device).in_ragged_batches(TEXTS, random.Random(1))
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+@pytest.mark.parametrize("kind", ["llama", "mistral with a window", "qwen3_moe"])
 @pytest.mark.parametrize("rows", [1, 5, 24])
 def test_steps_in_a_graph_have_the_bits_of_steps_without_one(kind, rows, cuda, tmp_path) -> None:
     make(KINDS[kind], tmp_path)

@@ -32,6 +32,7 @@ from penstock.progress import silent
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
+    from penstock.model.spec import ModelSpec
 
 SHORT_PROMPT = 32
 LONG_PROMPT = 512
@@ -149,12 +150,25 @@ def plan_gpu_rounds(tokens: int, context: int) -> list[Round]:
 
 def find_limits(llm: LLM, card: CardLimits) -> dict[str, float]:
     """Tokens per second that the card would reach if it did nothing but read the weights, or multiply with them."""
+    from penstock.model.shapes import end_params, layer_params
+
+    spec, packing, size = llm.spec, llm.backend.packing, 4 if llm.dtype == "float32" else 2
+    shares = [_met_share(spec, index) for index in range(spec.num_layers)]
+    layers = [layer_params(spec, index) for index in range(spec.num_layers)]
+    sizes = [count * size for count in layers] if packing is None else [packing.layer_bytes(i) for i in range(len(layers))]
+    ends = end_params(spec) * size if packing is None else packing.end_bytes()
+    met = sum(math.prod(pair) for pair in zip(sizes, shares, strict=True)) + (ends if spec.tied else ends / 2)
+    return {"one answer": card.decode(met), "reading a prompt": card.read(sum(map(math.prod, zip(layers, shares, strict=True))))}
+
+
+def _met_share(spec: ModelSpec, index: int) -> float:
+    """The share of a layer's weights that one token is multiplied with."""
     from penstock.model.shapes import layer_params
 
-    spec, size = llm.spec, 4 if llm.dtype == "float32" else 2
-    layers = sum(layer_params(spec, index) for index in range(spec.num_layers))
-    head = spec.vocab * spec.hidden
-    return {"one answer": card.decode((layers + head) * size), "reading a prompt": card.read(layers)}
+    experts = spec.experts_of(index)
+    if experts is None:
+        return 1.0
+    return 1 - (experts.count - experts.per_token) * 3 * spec.hidden * experts.intermediate / layer_params(spec, index)
 
 
 def measure(llm: LLM, planned: Round) -> Result:

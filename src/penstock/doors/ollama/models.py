@@ -28,6 +28,7 @@ PRECISIONS = {
     "float32": (4, "F32"),
     "float16": (2, "F16"),
     "bfloat16": (2, "BF16"),
+    "fp8": (1, "F8_E4M3"),
     "int8": (1.0625, "Q8_0"),
     "int4": (0.5625, "Q4_0"),
 } | {name.lower(): (size / numbers, name) for name, (size, numbers) in SIZES.items()}

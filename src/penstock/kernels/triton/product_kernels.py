@@ -186,12 +186,16 @@ def many_rows(
 
 @triton.jit
 def unpack(
-    words, scales, minima, out, width, BITS: tl.constexpr, ZERO: tl.constexpr, MINIMA: tl.constexpr, QUADS: tl.constexpr
+    words, scales, minima, ids, out, width,
+    BITS: tl.constexpr, ZERO: tl.constexpr, MINIMA: tl.constexpr, SOME: tl.constexpr, QUADS: tl.constexpr,
 ):  # fmt: skip
-    """Write the numbers of one output's codes."""
+    """Write the numbers of one output's codes. SOME: of those that `ids` names, not of all."""
     PER: tl.constexpr = 32 // BITS
     ONE: tl.constexpr = 1 << BITS
-    n = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    n = row
+    if SOME:
+        n = tl.load(ids + row).to(tl.int64)
     quad = tl.program_id(1) * QUADS + tl.arange(0, QUADS)
     inside = (quad < width // (4 * PER))[None, :]
     place = (n * (width // (4 * PER)) + quad)[None, :]
@@ -203,7 +207,7 @@ def unpack(
         shift += tl.load(minima + group, mask=inside, other=0.0).to(tl.float32)
     values = _spread(code, scale[:, :, None] * ONE, shift[:, :, None], BITS, out.dtype.element_ty)
     k = tl.program_id(1) * (QUADS * 4 * PER) + tl.arange(0, QUADS * 4 * PER)
-    tl.store(out + n * width + k, tl.reshape(values, (QUADS * 4 * PER,)), mask=k < width)
+    tl.store(out + row * width + k, tl.reshape(values, (QUADS * 4 * PER,)), mask=k < width)
 
 
 @triton.jit

@@ -30,6 +30,7 @@ FP8_MAX = 448.0
 _PANEL = 16  # outputs that the native layouts interleave
 _GROUP = 32
 _PANELS_AT_ONCE = 256  # that are brought into another order: it takes some times their memory
+_OUTPUTS_AT_ONCE = 1024  # that are rounded, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +49,43 @@ class CardWeight:
     zero: int = 0
 
     @classmethod
-    def stack(cls, weights: Sequence[CardWeight]) -> CardWeight:
-        """Those of several experts, alike in shape and kind, as one."""
+    def join(cls, weights: Sequence[CardWeight]) -> CardWeight:
+        """One matrix with the outputs of several that are alike."""
+        first = weights[0]
+        if len(weights) == 1:
+            return first
 
-        def stacked(name: str) -> Tensor | None:
+        def joined(name: str, axis: int) -> Tensor | None:
             parts = [getattr(weight, name) for weight in weights]
-            return None if parts[0] is None else torch.stack(parts)
+            return None if parts[0] is None else torch.cat(parts, axis)
 
-        return cls(
-            torch.stack([weight.data for weight in weights]),
-            stacked("scales"),
-            stacked("minima"),
-            weights[0].bits,
-            weights[0].zero,
-        )
+        data = joined("data", -2)
+        assert data is not None
+        return cls(data, joined("scales", -2 if first.bits else -1), joined("minima", -2), first.bits, first.zero)
+
+    def is_like(self, other: CardWeight) -> bool:
+        """Whether both have the same kind of numbers or codes."""
+
+        def kind(weight: CardWeight) -> tuple[object, ...]:
+            return weight.data.dtype, weight.bits, weight.zero, weight.scales is None, weight.minima is None
+
+        return kind(self) == kind(other)
+
+    def room_for(self, experts: int) -> CardWeight:
+        """Memory for a matrix like this of each expert; `put` fills it."""
+
+        def room(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.new_empty(experts, *tensor.shape)
+
+        data = room(self.data)
+        assert data is not None
+        return CardWeight(data, room(self.scales), room(self.minima), self.bits, self.zero)
+
+    def put(self, expert: int, weight: CardWeight) -> None:
+        for name in ("data", "scales", "minima"):
+            whole, part = getattr(self, name), getattr(weight, name)
+            if whole is not None:
+                whole[expert].copy_(part)
 
     @property
     def inputs(self) -> int:
@@ -79,7 +103,11 @@ class CardWeight:
 def round_to_fp8(weight: Tensor) -> CardWeight:
     """Round to e4m3, with a scale for each output."""
     scales = weight.abs().amax(dim=-1).float().clamp_(min=1e-30) / FP8_MAX
-    return CardWeight((weight.float() / scales.unsqueeze(-1)).to(FP8), scales)
+    data = torch.empty(weight.shape, dtype=FP8, device=weight.device)
+    for begin in range(0, weight.shape[-2], _OUTPUTS_AT_ONCE):
+        part = slice(begin, begin + _OUTPUTS_AT_ONCE)
+        data[..., part, :] = (weight[..., part, :].float() / scales[..., part, None]).to(FP8)
+    return CardWeight(data, scales)
 
 
 def take_packed(kind: Kind, rows: int, cols: int, data: np.ndarray, device: torch.device) -> CardWeight:
@@ -90,7 +118,7 @@ def take_packed(kind: Kind, rows: int, cols: int, data: np.ndarray, device: torc
         raise ValueError(f"{cols} inputs are not a multiple of {_GROUP}.")
     bits = 4 if kind in (Kind.Q4, Kind.Q4M) else 8
     groups, panels = cols // _GROUP, -(-rows // _PANEL)
-    whole = torch.from_numpy(data).to(device).view(panels, -1)
+    whole = torch.from_numpy(np.require(data, requirements="W")).to(device).view(panels, -1)  # torch warns of what is mapped
     size = groups * bits * 64  # bytes of a panel's codes
     codes = torch.cat([_words(part[:, :size], groups, bits) for part in whole.split(_PANELS_AT_ONCE)])[:rows]
     end = size + groups * _PANEL * (4 if kind in (Kind.Q4M, Kind.Q8M) else 2)  # the rest only fills up the panel
@@ -116,7 +144,7 @@ def product(x: Tensor, weight: CardWeight, dtype: torch.dtype | None = None) -> 
     """x [T, in] times the transpose of a weight [out, in]. -> [T, out] in dtype, by default x's own"""
     rows, dtype = len(x), dtype or x.dtype
     if weight.bits == 0 and weight.scales is None:
-        return F.linear(x, weight.data).to(dtype)
+        return _in_numbers(x, weight.data, dtype)
     if weight.bits and rows <= FEW_ROWS:
         return _few_rows(x, weight, dtype)
     if rows == 1:
@@ -130,7 +158,7 @@ def product(x: Tensor, weight: CardWeight, dtype: torch.dtype | None = None) -> 
     ):
         return _in_fp8(x, weight, dtype)
     if rows >= UNPACKED_ROWS:
-        return F.linear(x, unpack(weight, x.dtype)).to(dtype)
+        return _in_numbers(x, unpack(weight, x.dtype), dtype)
     return _many_rows(x, weight, dtype)
 
 
@@ -144,12 +172,23 @@ def unpack(weight: CardWeight, dtype: torch.dtype) -> Tensor:
     if weight.bits == 0:
         whole = weight.data.to(dtype)
         return whole if weight.scales is None else whole * weight.scales.to(dtype).unsqueeze(-1)
+    return _unpack(weight, None, torch.empty(*weight.data.shape[:-1], weight.inputs, dtype=dtype, device=weight.data.device))
+
+
+def take_outputs(weight: CardWeight, ids: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of some outputs of a matrix in bf16 or codes, such as the rows of an embedding. ids [R] -> [R, in]"""
+    if weight.bits == 0:
+        return weight.data.index_select(0, ids).to(dtype)
+    return _unpack(weight, ids, torch.empty(len(ids), weight.inputs, dtype=dtype, device=ids.device))
+
+
+def _unpack(weight: CardWeight, ids: Tensor | None, out: Tensor) -> Tensor:
     assert weight.scales is not None
-    out = torch.empty(*weight.data.shape[:-1], weight.inputs, dtype=dtype, device=weight.data.device)
     quads = 64
     kernels.unpack[(out.numel() // weight.inputs, triton.cdiv(weight.data.shape[-1], 4 * quads))](
-        weight.data, weight.scales, weight.scales if weight.minima is None else weight.minima, out, weight.inputs,
-        BITS=weight.bits, ZERO=weight.zero, MINIMA=weight.minima is not None, QUADS=quads, num_warps=2,
+        weight.data, weight.scales, weight.scales if weight.minima is None else weight.minima,
+        weight.data if ids is None else ids, out, weight.inputs,
+        BITS=weight.bits, ZERO=weight.zero, MINIMA=weight.minima is not None, SOME=ids is not None, QUADS=quads, num_warps=2,
     )  # fmt: skip
     return out
 
@@ -160,6 +199,12 @@ def round_to_fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(len(x), 1, dtype=torch.float32, device=x.device)
     kernels.round_rows[(len(x),)](x, out, scales, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]), num_warps=8)
     return out, scales
+
+
+def _in_numbers(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    if x.is_cuda and dtype != x.dtype:
+        return torch.mm(x, weight.t(), out_dtype=dtype)  # sums leave as they are
+    return F.linear(x.to(dtype), weight.to(dtype))
 
 
 def _one_row(x: Tensor, weight: CardWeight, dtype: torch.dtype) -> Tensor:

@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.kernels.triton.products import product, take_outputs
 from penstock.kernels.triton.rows import add_norm
 from penstock.model.batch import Batch
 from penstock.model.ends import EndModel
+from penstock.model.packing import Fp8Packing, Packing
 from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import PendingSamples, launch
 from penstock.model.segment import Segment
+from penstock.model.spec import ModelSpec
 from penstock.model.triton.columns import PassColumns
 from penstock.model.triton.graphs import StepGraphs, StepInputs
 from penstock.model.triton.on_device import on_device
 from penstock.model.triton.picker import CardPicker
 from penstock.model.triton.segment import Residual, TritonModel
+from penstock.model.triton.weights import CardReader
+from penstock.model.upload import upload
 from penstock.model.weights import WeightFiles
 
 
 class TritonEndModel(EndModel):
+    """packing: of the weights; None for weights in `dtype`."""
+
     _decoder: LocalDecoder | None = None
 
+    def __init__(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        files: WeightFiles,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        packing: Packing | Fp8Packing | None = None,
+    ) -> None:
+        self._packing = packing
+        super().__init__(spec, folder, files, dtype=dtype, device=device)
+
     def _load(self, files: WeightFiles) -> None:
-        super()._load(files)
-        self.picker = CardPicker(self.spec.vocab, self.device)
+        spec, dtype = self.spec, self.dtype
+        reader = CardReader(spec, files, self._packing, dtype=dtype, device=self.device)
+        weights, digest = reader.ends()
+        self.weight_hash = digest.hex()
+        norm = weights[f"{spec.prefix}norm.weight"]
+        assert isinstance(norm, Tensor)
+        self._norm = self._take(norm, torch.float32) + spec.norm_offset
+        # rounded to our dtype, as in training: the square root of 2560 is 50.5 in bf16
+        self._embed_scale = torch.tensor(spec.embed_scale, dtype=dtype).item()
+        self._table = reader.weight(weights[f"{spec.prefix}embed_tokens.weight"])
+        self._output = self._table if spec.tied else reader.weight(weights["lm_head.weight"])
+        self.picker = CardPicker(spec.vocab, self.device)
+
+    @torch.inference_mode()
+    def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
+        with on_device(self.device):
+            return self.embed(upload(np.array(token_ids, dtype=np.int64), self.device))
 
     @torch.inference_mode()
     def compute_norm(self, hidden: Tensor) -> Tensor:
@@ -37,13 +74,13 @@ class TritonEndModel(EndModel):
     @torch.inference_mode()
     def compute_head(self, normed: Tensor) -> Tensor:
         """Logits [R, vocab] in fp32. The product leaves its sums in fp32, so that none of them needs to be refined."""
-        if self._rows is None or self.device.type != "cuda":
-            return super().compute_head(normed)
-        return torch.mm(normed.to(self.dtype), self._rows.t(), out_dtype=torch.float32)
+        with on_device(self.device):
+            return product(normed.to(self.dtype), self._output, torch.float32)
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids [R] on the device -> [R, hidden] in fp32"""
-        return self._embedding.index_select(0, ids).float().mul_(self._embed_scale)
+        embedded = take_outputs(self._table, ids, torch.float32)
+        return embedded if self._embed_scale == 1.0 else embedded.mul_(self._embed_scale)
 
     def final_norm(self, residual: Residual) -> Tensor:
         return residual.norm(self._norm, self.spec.norm_eps, torch.float32)

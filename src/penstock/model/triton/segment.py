@@ -12,15 +12,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.domain.topology import LayerRange
 from penstock.kernels.triton.attention import Paged, attend_chunks, attend_decodes, chunk_tokens
-from penstock.kernels.triton.rows import add_norm, gated, rotate_and_store
+from penstock.kernels.triton.rows import add_norm, rotate_and_store
 from penstock.model.batch import Batch, BatchPiece
-from penstock.model.layer import Layer, LayerBuilder
+from penstock.model.layer import Layer
+from penstock.model.packing import Fp8Packing, Packing
 from penstock.model.rope import distinct, inverse_frequencies
-from penstock.model.shapes import layer_shapes
 from penstock.model.spec import ModelSpec
 from penstock.model.triton.columns import PassColumns, positions_and_slots, upload_columns
 from penstock.model.triton.graphs import StepGraphs, StepInputs
 from penstock.model.triton.on_device import on_device
+from penstock.model.triton.weights import CardLayerBuilder, CardReader
 from penstock.model.upload import upload
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
@@ -64,6 +65,7 @@ class TritonModel:
         device: torch.device,
         kv_blocks: int,
         block_size: int,
+        packing: Packing | Fp8Packing | None = None,
         progress: Progress = silent,
     ) -> None:
         (self._window,) = spec.kv_groups.windows
@@ -73,7 +75,8 @@ class TritonModel:
         self.device = device
         self.kv_blocks = kv_blocks
         self.block_size = block_size
-        builder = LayerBuilder(spec, dtype, device, gated)
+        reader = CardReader(spec, files, packing, dtype=dtype, device=device)
+        builder = CardLayerBuilder(spec, reader, dtype, device)
         ropes = distinct([spec.rope_of(index) for index in layers.layers()])
         self._ropes = [
             (frequencies.to(device), scale)
@@ -81,20 +84,20 @@ class TritonModel:
         ]
         slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
         self._layers: list[Layer] = []
+        doing = reader.describe(layers)
         hashes = hashlib.sha256()
         for done, index in enumerate(layers.layers()):
-            progress("Loading layers", done, layers.size)
-            weights, digest = files.read(layer_shapes(spec, index))
+            progress(doing, done, layers.size)
+            weights, digest = reader.layer(index)
             hashes.update(digest)
             kv = torch.zeros(slots, 2, spec.kv_heads, spec.head_dim, dtype=dtype, device=device)
             self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), kv))
-        progress("Loading layers", layers.size, layers.size)
+        progress(doing, layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
         self._tile = chunk_tokens(spec.heads, spec.kv_heads)
         half = dtype in (torch.bfloat16, torch.float16)
         self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
-        # a mixture of experts asks the host how many tokens each of them has
-        self.capturable = device.type == "cuda" and spec.experts is None
+        self.capturable = device.type == "cuda"
         self._graphs = StepGraphs(StepInputs(device, spec.kv_heads, block_size, hidden=spec.hidden), self._captured)
 
     @torch.inference_mode()
