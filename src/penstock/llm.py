@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.config.engine import EngineConfig
-from penstock.config.node import ENDS, HostedModelConfig
+from penstock.config.node import HostedModelConfig
 from penstock.domain.request import JobRequest, Message
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import (
@@ -147,8 +148,8 @@ class LLM:
             hosted.start()
             close = hosted.engine.stop
         else:
-            ends = HostedModelConfig(id=model or DEFAULT_MODEL, dtype=dtype, device=device, quant=quant, layers=ENDS)
-            node = _enter_network(network, ends, self.config, progress or silent, adopts=model is None)
+            hosted_model = HostedModelConfig(id=model or DEFAULT_MODEL, dtype=dtype, device=device, quant=quant)
+            node = _enter_network(network, hosted_model, self.config, progress or silent, adopts=model is None)
             (hosted,) = node.models
             close = node.close
         self.model_name = hosted.name
@@ -283,7 +284,8 @@ def empty_output(request: JobRequest, handle: JobHandle) -> RequestOutput:
 
 
 def _enter_network(name: str, model: HostedModelConfig, engine: EngineConfig, progress: Progress, *, adopts: bool) -> Node:
-    """Join a network of this machine as its node, which holds the ends of the model and no layers.
+    """Join a network of this machine as its node, which holds the ends of the model, and layers only if the settings say that
+    some are private.
 
     adopts: whether it takes the model that the network runs.
     """
@@ -291,8 +293,12 @@ def _enter_network(name: str, model: HostedModelConfig, engine: EngineConfig, pr
     from penstock.node import Node
 
     settings = load_settings(None, os.environ, {"network.name": name, "workspace.path": "none"}, serving=False).node
-    node = Node(replace(settings, models=(model,), engine=engine, adopts=adopts), progress=progress, door=False)
-    node.__enter__()
+    ends = replace(model, private_layers=settings.models[0].private_layers).ends_only()
+    node = Node(replace(settings, models=(ends,), engine=engine, adopts=adopts), progress=progress, door=False)
+    with ExitStack() as stack:
+        stack.enter_context(node)
+        node.wait_for_layers()
+        stack.pop_all()  # it stays until `close`
     return node
 
 

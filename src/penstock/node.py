@@ -28,7 +28,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
 from penstock.engine.routing.config import RoutingConfig
-from penstock.errors import PenstockError, UntrustedWeights, WorkspaceError
+from penstock.errors import NotReady, PenstockError, UntrustedWeights, WorkspaceError
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
@@ -58,6 +58,8 @@ class Drained:
 
 logger = logging.getLogger(__name__)
 
+LAYERS_TIMEOUT_S = 10.0  # until the network holds all layers of a model that is asked for
+LAYERS_POLL_S = 0.1
 MIN_LEASE_S = 120.0  # how long a route outlives the last message of its origin: longer than any pass takes
 
 
@@ -131,6 +133,16 @@ class Node:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+    def wait_for_layers(self) -> None:
+        """Wait until the network holds all layers of this node's models; raise NotReady if it does not soon."""
+        end = time.monotonic() + LAYERS_TIMEOUT_S
+        for hosted in self.models:
+            while missing := hosted.engine.pipe.explain():
+                if time.monotonic() > end:
+                    hint = "Start the nodes that hold them (penstock serve), or load the model here (--alone)."
+                    raise NotReady(missing, hint=hint)
+                time.sleep(LAYERS_POLL_S)
 
     def close(self) -> None:
         """Leave the network, if there is one, and stop."""

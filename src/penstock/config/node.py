@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -79,6 +79,10 @@ class HostedModelConfig:
     @property
     def private(self) -> PrivateLayers:
         return NOTHING_PRIVATE if self.private_layers is None else PrivateLayers.parse(self.private_layers)
+
+    def ends_only(self) -> HostedModelConfig:
+        """The same model for a process that asks a network and leaves: its ends, without layers unless some are private."""
+        return replace(self, layers=ENDS) if self.private == NOTHING_PRIVATE else self
 
     def check_standalone(self) -> None:
         """Raise if these settings need other nodes. How many layers the model has is known only once it is loaded."""

@@ -16,7 +16,7 @@ from penstock.domain.job import Job
 from penstock.domain.request import JobRequest, JobSource, new_public_id
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
-from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, PromptTooLong, QueueFull, RequestError
+from penstock.errors import EmptyPrompt, EngineError, InvalidSampling, NotReady, PromptTooLong, QueueFull, RequestError
 
 MAX_ENDED_JOBS = 200  # of which something is kept
 
@@ -147,6 +147,8 @@ class JobFactory:
         self, request: JobRequest, sink: Callable[[JobUpdate], None] | None = None, *, job_id: str | None = None
     ) -> PreparedJob:
         """Check, tokenize and hash in the caller's thread, so that bad input is refused at once and costs the engine nothing."""
+        if not self._engine.max_tokens and (missing := self._engine.pipe.explain()):
+            raise NotReady(missing)  # nothing is known yet of the memory that there will be
         prompt = self._prompt(request)
         if not all(0 <= token < self._vocab for token in request.resume):
             raise RequestError("resume contains ids outside the vocabulary.", field="resume", hint=self._id_hint)

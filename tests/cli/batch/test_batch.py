@@ -277,8 +277,9 @@ def test_it_stays_in_this_process_where_that_is_wanted(file: Path, tmp_path: Pat
     nowhere = f"http://127.0.0.1:{free_port()}"
     done = batch(file, "--alone", PENSTOCK_URL=nowhere, XDG_STATE_HOME=str(tmp_path / "state"))
     assert (done.returncode, names(done.stdout)) == (0, ["a", "b", "c"])
-    refused = batch(file, "--alone", "--url", nowhere)
-    assert (refused.returncode, "--url: It does not go with --alone." in refused.stderr) == (64, True)
+    for flags in (["--alone"], ["--kv-memory", "5MB"]):
+        refused = batch(file, *flags, "--url", nowhere)
+        assert (refused.returncode, f"--url: It does not go with {flags[0]}." in refused.stderr) == (64, True)
 
 
 def test_a_server_does_it_when_there_is_one(tmp_path: Path, tiny_chat_model: Path) -> None:

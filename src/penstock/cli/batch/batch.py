@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.chat.backend import ALONE, AloneOption
-from penstock.cli.client.server_url import UrlOption, default_url, named_url
+from penstock.cli.client.server_url import UrlOption, default_url
 from penstock.cli.exits import FAILED, NOT_READY, print_error
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.settings import takes_some_settings
@@ -22,23 +23,24 @@ from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.columns import harmless
 from penstock.cli.ui.durations import METAVAR, age
 from penstock.cli.ui.output import print_json, print_table
-from penstock.config.settings import Settings
-from penstock.config.table import BY_KEY, MODELS
+from penstock.config.network import NetworkConfig
+from penstock.config.settings import Settings, key_of
+from penstock.config.table import BY_KEY, MODELS, Setting
 from penstock.errors import ConfigError, RequestError
 from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.cli.batch.backends import BatchBackend, BatchState, LocalBatchBackend, Offers
+    from penstock.config.node import NodeConfig
 
+MODEL_SETTINGS = [BY_KEY[f"{MODELS}.{name}"] for name in ("device", "dtype", "quant", "max_memory", "kv_memory")]
 MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the pause between two looks grows
 SERVER_AWAY_TIMEOUT_S = 60.0
 MAX_MISTAKES_SHOWN = 5
 EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
 
-@takes_some_settings(
-    "workspace.path", *(f"{MODELS}.{name}" for name in ("id", "device", "dtype", "quant", "max_memory", "kv_memory"))
-)
+@takes_some_settings("workspace.path", f"{MODELS}.id", *(setting.key for setting in MODEL_SETTINGS))
 def batch(
     settings: Settings,
     file: Annotated[
@@ -69,9 +71,10 @@ def batch(
 ) -> None:
     """Answer all requests of a file, and print the results.
 
-    A server does it if one answers (--url, PENSTOCK_URL, or the default address). Otherwise, and with --alone or --workspace,
-    this process does, in the folder of --workspace or the default one, as `penstock drain` would. If either is killed, the same
-    command continues where it was.
+    A server does it if there is one: --url or PENSTOCK_URL, or the one of this machine if it answers and has the model.
+    Otherwise, and with --workspace, this process does, in that folder or the default one, over the network that this machine has
+    joined. Otherwise, and with --alone, --dtype, --quant, --device, --max-memory or --kv-memory, the model is loaded into this
+    process. If either is killed, the same command continues where it was.
 
     \b
     penstock batch requests.jsonl -o results.jsonl --errors errors.jsonl
@@ -94,15 +97,17 @@ def batch(
         if target is not None:
             _check_target(target, option)
     set_up_logging(settings.node.log.format, "warning")
+    needs_own = [ALONE] * alone + [setting.flag for setting in MODEL_SETTINGS if _is_flag(settings, setting)]
+    config = _node_config(settings, bool(needs_own))
     with ProgressBars() as bars:
-        backend, local = _choose_backend(settings, url, alone, create=file is not None)
+        backend, local = _choose_backend(settings, url, config, needs_own, create=file is not None)
         if show_list:
             _list(backend, as_json)
         elif cancel is not None:
             _print_state(backend.cancel(cancel), as_json)
         else:
             batch_id = resume or _create(backend, str(file), endpoint, window, new)
-            state = _wait(settings, backend, local, batch_id, bars)
+            state = _wait(config, backend, local, batch_id, bars)
             bars.clear()
             _deliver(backend, state, output, errors, as_json)
 
@@ -129,47 +134,55 @@ def _check_target(path: Path, option: str) -> None:
 # ---- choosing the backend ----
 
 
+def _is_flag(settings: Settings, setting: Setting) -> bool:
+    return settings.sources[key_of(setting, 0)].source == f"flag {setting.flag}"
+
+
 def _choose_backend(
-    settings: Settings, url: str | None, alone: bool, *, create: bool
+    settings: Settings, url: str | None, config: NodeConfig, needs_own: Sequence[str], *, create: bool
 ) -> tuple[BatchBackend, LocalBatchBackend | None]:
     """Return the backend; the second value is the same if it is local, else None. Only a new batch creates a folder."""
     from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
-    from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, ServerUntrusted
+    from penstock.cli.chat.backend import find_server
     from penstock.workspace.store.layout import Workspace
 
-    flag = BY_KEY["workspace.path"].flag
-    named = settings.sources["workspace.path"].source == f"flag {flag}"
-    if url is not None and (named or alone):
-        raise typer.BadParameter(f"It does not go with {flag if named else ALONE}.", param_hint="--url")
-    asks_server = not (named or alone)
-    server = named_url(url) if asks_server else None
-    if asks_server:
-        client = Client(server or default_url())
-        try:
-            client.get("/v1/models")
-        except (ServerUnreachable, ServerRefused) as error:
-            speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
-            if server is not None or speaks_openai or isinstance(error, ServerUntrusted):
-                raise
-        else:
-            return RemoteBatchBackend(client, named=url is not None), None
-    path = settings.node.workspace.path
+    folder = BY_KEY["workspace.path"]
+    named = _is_flag(settings, folder)
+    others = [folder.flag] * named + [*needs_own]
+    if url is not None and others:
+        raise typer.BadParameter(f"It does not go with {others[0]}.", param_hint="--url")
+    if not others:
+        model = config.models[0].id if _is_flag(settings, BY_KEY[f"{MODELS}.id"]) else None
+        found = find_server(url, model)
+        if found is not None:
+            server, _ = found
+            return RemoteBatchBackend(server.client, named=url is not None), None
+    path = config.workspace.path
     if path is None:
-        what = "No server answers, and there is no workspace." if asks_server else "There is no workspace."
-        raise ConfigError(what, hint=f"Name a folder: {flag} FOLDER.")
-    if asks_server:
-        print(f"No server answers at {default_url()}: using the workspace {path}.", file=sys.stderr, flush=True)
+        what = "There is no workspace." if others else "No server answers, and there is no workspace."
+        raise ConfigError(what, hint=f"Name a folder: {folder.flag} FOLDER.")
+    if not others:
+        over = f" and the network '{config.network.name}'" if config.network.enabled else ""
+        print(f"No server answers at {default_url()}: using the workspace {path}{over}.", file=sys.stderr, flush=True)
     with wrap_os_errors(path):
-        local = LocalBatchBackend(Workspace(path, create=create), _offers(settings, path), named=named)
+        local = LocalBatchBackend(Workspace(path, create=create), _offers(config), named=named)
     return local, local
 
 
-def _offers(settings: Settings, path: Path) -> Offers | None:
+def _node_config(settings: Settings, alone: bool) -> NodeConfig:
+    """Configure the node that works on a batch: in a network it holds the models' ends, else all of them."""
+    config = settings.node
+    if alone:
+        return replace(config, network=NetworkConfig())
+    if not config.network.enabled:
+        return config
+    return replace(config, models=tuple(model.ends_only() for model in config.models if model.load_ends))
+
+
+def _offers(config: NodeConfig) -> Offers | None:
     """The models that this process would load; None if that depends on a network."""
-    from penstock.cli.jobs.drain import drain_config
     from penstock.doors.generation.catalog import ModelCatalog
 
-    config = drain_config(path, settings)
     if config.adopts and config.network.enabled:
         return None
     catalog = ModelCatalog({model.id: model for model in config.models if model.load_ends}, config.aliases)
@@ -198,7 +211,7 @@ def _create(backend: BatchBackend, file: str, endpoint: str | None, window: str,
 
 
 def _wait(
-    settings: Settings, backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
+    config: NodeConfig, backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str, bars: ProgressBars
 ) -> BatchState:
     try:
         while True:
@@ -206,7 +219,7 @@ def _wait(
             if state.over or local is None:
                 return state
             local.validate(batch_id)
-            if not local.look(batch_id).over and not _work(settings, local, batch_id, bars):
+            if not local.look(batch_id).over and not _work(config, local, batch_id, bars):
                 raise typer.Exit(NOT_READY)
     except KeyboardInterrupt:
         bars.clear()
@@ -256,11 +269,11 @@ def _print_note(bars: ProgressBars, text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: ProgressBars) -> bool:
+def _work(config: NodeConfig, local: LocalBatchBackend, batch_id: str, bars: ProgressBars) -> bool:
     """Work on the batch in this process, as `penstock drain` would, and return whether it has ended."""
     bars.start()
 
-    from penstock.cli.jobs.drain import drain_config, interrupt_on_signals, open_keys
+    from penstock.cli.jobs.drain import interrupt_on_signals, open_keys
     from penstock.node import Node
     from penstock.workspace.worker.pool import JobEnd
 
@@ -269,8 +282,9 @@ def _work(settings: Settings, local: LocalBatchBackend, batch_id: str, bars: Pro
         bars("working on the batch", state.completed + state.failed, state.total)
 
     interrupt_on_signals()
-    config = drain_config(local.workspace.path, settings)
     with Node(config, keys=open_keys(config), progress=bars, door=False) as node:
+        if config.network.enabled:
+            node.wait_for_layers()
         bars("working on the batch", 0, 0)
         report = node.drain(on_end=on_end)
     bars.clear()

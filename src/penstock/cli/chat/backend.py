@@ -47,26 +47,26 @@ class ChatBackend(Protocol):
 
 class RemoteChatBackend:
     def __init__(self, client: Client) -> None:
-        self._client = client
+        self.client = client
 
     @property
     def place(self) -> str:
-        return f"at {self._client.url}"
+        return f"at {self.client.url}"
 
     def models(self) -> list[str]:
-        listed = self._client.get("/v1/models").get("data")
+        listed = self.client.get("/v1/models").get("data")
         return [str(model["id"]) for model in listed or () if isinstance(model, dict) and "id" in model]
 
     def ask(self, model: str, messages: Sequence[Message], wanted: Mapping[str, Any]) -> UpdateStream:
-        return RemoteJob(self._client, "/v1/chat/completions", {"model": model, "messages": list(messages), **wanted})
+        return RemoteJob(self.client, "/v1/chat/completions", {"model": model, "messages": list(messages), **wanted})
 
     def complete(self, model: str, prompt: str, wanted: Mapping[str, Any]) -> UpdateStream:
-        return RemoteJob(self._client, "/v1/completions", {"model": model, "prompt": prompt, **wanted})
+        return RemoteJob(self.client, "/v1/completions", {"model": model, "prompt": prompt, **wanted})
 
     def knows(self, model: str) -> bool:
         """Whether the server has a model under this name, which need not be the one that it lists."""
         try:
-            self._client.get(f"/v1/models/{quote(model, safe='')}")
+            self.client.get(f"/v1/models/{quote(model, safe='')}")
         except ServerRefused as error:
             if error.status != 404:
                 raise
@@ -108,9 +108,10 @@ def open_backend(
     It is the server that --url or PENSTOCK_URL names; else the one of this machine, if it answers and has the model; else the
     network that this machine has joined; else, and with `alone`, this process. options: of `LLM`, for the latter two.
     """
-    found = None if alone else _find_server(url, model)
+    found = None if alone else find_server(url, model)
     if found is not None:
-        yield found
+        server, names = found
+        yield server, choose_model_name(model, names, server.place)
         return
     here = None if alone else home(os.environ)
     network = None if here is None else here.current()
@@ -123,14 +124,14 @@ def open_backend(
         yield LocalChatBackend(llm), llm.model_name
 
 
-def _find_server(url: str | None, model: str | None) -> tuple[RemoteChatBackend, str] | None:
-    """Return a server and the model's name there; None if none is named, and the one of this machine cannot be used."""
+def find_server(url: str | None, model: str | None) -> tuple[RemoteChatBackend, list[str]] | None:
+    """Return a server and its models, just `model` if it has it; None if none is named, and this machine's cannot be used."""
     named = named_url(url)
     server = RemoteChatBackend(Client(named or default_url()))
     try:
         names = server.models()
         if model is not None and (model in names or server.knows(model)):
-            return server, model
+            return server, [model]
     except (ServerUnreachable, ServerRefused) as error:
         speaks_openai = isinstance(error, ServerRefused) and (error.reason or error.status == 401)
         if named is not None or speaks_openai or isinstance(error, ServerUntrusted):
@@ -138,7 +139,7 @@ def _find_server(url: str | None, model: str | None) -> tuple[RemoteChatBackend,
         return None
     if named is None and (model is not None or not names):
         return None
-    return server, choose_model_name(model, names, server.place)
+    return server, names
 
 
 def choose_model_name(wanted: str | None, names: list[str], place: str) -> str:
