@@ -3,7 +3,8 @@
     python bench/engine.py --shape llama-8b --device cuda --batches 1,32,64,256 --prefill 512,8192
 
 Decode figures are generated tokens per second of a whole batch (64 prompt tokens, `--new` generated ones each); prefill
-figures are prompt tokens per second of one prompt. Runs where only the engine's own needs are installed (torch, numpy,
+figures are prompt tokens per second of one prompt. `--arrivals 64` tells how long streams wait between tokens, alone and while
+a prompt of 8,192 tokens arrives every second. Runs where only the engine's own needs are installed (torch, numpy,
 safetensors, tokenizers, jinja2).
 """
 
@@ -15,6 +16,8 @@ import queue
 import random
 import statistics
 import time
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,7 +27,7 @@ from penstock.domain.job import Job
 from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.domain.updates import JobDone, JobFailed, JobUpdate
+from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.model.ends import EndModel
 from penstock.model.memory import keep_freed_memory
@@ -112,7 +115,10 @@ def main() -> None:
     parser.add_argument("--mixed", type=int, default=0, metavar="N", help="N requests at once, with prompts of 32 to 512 tokens")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, metavar="JSON", help="SamplingParams")
+    parser.add_argument("--segments", type=int, default=1, metavar="N", help="cut the layers into N segments")
+    parser.add_argument("--arrivals", type=int, default=0, metavar="N", help="N streams, alone and while long prompts arrive")
     parser.add_argument("--kv-tokens", type=int, default=65536)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -120,26 +126,32 @@ def main() -> None:
     engine, spec = make_engine(args)
     engine.start()
     rng = random.Random(0)
-    run(engine, spec, rng, 2, [64], 8)
+    run(engine, spec, rng, 2, [64], 8, args.sampling)
     cases = [(f"{count} concurrent", count, [64], args.new) for count in batches]
     if args.mixed:
         cases.append((f"{args.mixed} mixed", args.mixed, [rng.randint(32, 512) for _ in range(args.mixed)], args.new))
     cases += [(f"prefill {length}", 1, [length], 1) for length in prefills]
-    rows = [measure(engine, spec, rng, name, args.rounds, *case) for name, *case in cases]
+    rows = [measure(engine, spec, rng, name, args.rounds, *case, args.sampling) for name, *case in cases]
+    arrivals = measure_arrivals(engine, spec, rng, args.arrivals, args.sampling) if args.arrivals else {}
     engine.stop()
     where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
     precision = args.dtype if args.quant == "none" else args.quant
     print(f"{args.shape} {precision} on {where}, torch {torch.__version__}")
     for row in rows:
         print(f"{row['case']:>16}: {row['tokens_per_s']:>10,.0f} tokens/s   overhead {row['overhead']:.1%}")
+    for name, found in arrivals.items():
+        figures = ", ".join(f"{which} {seconds * 1e3:.1f} ms" for which, seconds in found.items())
+        print(f"{args.arrivals} streams {name}, between tokens: {figures}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"shape": args.shape, "precision": precision, "device": where, "rows": rows}, file, indent=1)
+            found = {"shape": args.shape, "precision": precision, "device": where, "rows": rows, "arrivals": arrivals}
+            json.dump(found, file, indent=1)
 
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
-    settings = EngineConfig(chunk=args.chunk)
-    spec, segments, ends = make_parts(args, [(0, SHAPES[args.shape][1])])
+    settings = EngineConfig(chunk=args.chunk).on(torch.device(args.device).type)
+    layers, count = SHAPES[args.shape][1], args.segments
+    spec, segments, ends = make_parts(args, [(i * layers // count, (i + 1) * layers // count) for i in range(count)])
     return Engine(settings, Pipe(args.shape, spec.num_layers, segments), ends, lambda skip_special: NoText()), spec
 
 
@@ -177,35 +189,73 @@ def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[M
     return spec, segments, random_ends(end_model, spec, files, dtype, device)
 
 
-def run(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, lengths: list[int], new: int) -> float:
+def run(
+    engine: Engine, spec: ModelSpec, rng: random.Random, count: int, lengths: list[int], new: int, sampling: dict[str, Any]
+) -> float:
     """Seconds that `count` requests take, whose prompts have these lengths in turn."""
     done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
-
-    def sink(update: JobUpdate) -> None:
-        if isinstance(update, JobDone | JobFailed):
-            done.put(update)
-
-    sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
     prompts = [[rng.randrange(spec.vocab) for _ in range(lengths[i % len(lengths)])] for i in range(count)]
     started = time.perf_counter()
-    for i in range(count):
-        prompt = prompts[i]
-        engine.submit(Job(str(i), JobRequest(prompt=prompt, sampling=sampling), prompt, new, i, time.monotonic(), sink))
+    for i, prompt in enumerate(prompts):
+        submit(engine, str(i), prompt, new, sampling, done.put)
     for _ in range(count):
-        update = done.get()
+        while not isinstance(update := done.get(), JobDone | JobFailed):
+            pass
         if isinstance(update, JobFailed):
             raise update.error
     return time.perf_counter() - started
 
 
+def submit(
+    engine: Engine, name: str, prompt: list[int], new: int, sampling: dict[str, Any], sink: Callable[[JobUpdate], object]
+) -> None:
+    request = JobRequest(prompt=prompt, sampling=SamplingParams(**sampling, max_tokens=new, ignore_eos=True))
+    engine.submit(Job(name, request, prompt, new, hash(name), time.monotonic(), sink))
+
+
 def measure(
-    engine: Engine, spec: ModelSpec, rng: random.Random, case: str, rounds: int, count: int, lengths: list[int], new: int
+    engine: Engine,
+    spec: ModelSpec,
+    rng: random.Random,
+    case: str,
+    rounds: int,
+    count: int,
+    lengths: list[int],
+    new: int,
+    sampling: dict[str, Any],
 ) -> dict:
     tokens = count * new if new > 1 else sum(lengths)
     busy, compute = engine.stats.busy, engine.stats.compute
-    times = [run(engine, spec, rng, count, lengths, new) for _ in range(rounds)]
+    times = [run(engine, spec, rng, count, lengths, new, sampling) for _ in range(rounds)]
     overhead = 1 - (engine.stats.compute - compute) / max(engine.stats.busy - busy, 1e-9)
     return {"case": case, "tokens_per_s": tokens / statistics.median(times), "overhead": overhead, "seconds": times}
+
+
+def measure_arrivals(
+    engine: Engine, spec: ModelSpec, rng: random.Random, streams: int, sampling: dict[str, Any], seconds: float = 6.0
+) -> dict[str, dict[str, float]]:
+    """Seconds between the tokens of streams: alone, and while a prompt of 8,192 tokens arrives every second."""
+    times: list[list[float]] = [[] for _ in range(streams)]
+    for i, seen in enumerate(times):
+
+        def sink(update: JobUpdate, seen: list[float] = seen) -> None:
+            if isinstance(update, TokensOut):
+                seen.append(time.perf_counter())
+
+        submit(engine, f"stream {i}", [rng.randrange(spec.vocab) for _ in range(64)], 8000, sampling, sink)
+    time.sleep(2.0)  # until all decode, and their step is captured
+    begins = [time.perf_counter()]
+    time.sleep(seconds)
+    begins.append(time.perf_counter())
+    for i in range(int(seconds)):
+        submit(engine, f"long {i}", [rng.randrange(spec.vocab) for _ in range(8192)], 1, sampling, lambda update: None)
+        time.sleep(1.0)
+    begins.append(time.perf_counter())
+    found = {}
+    for name, begin, end in zip(("alone", "with prompts"), begins[:-1], begins[1:], strict=True):
+        gaps = [after - before for seen in times for before, after in pairwise(seen) if begin <= before and after <= end]
+        found[name] = {"median": statistics.median(gaps), "p99": statistics.quantiles(gaps, n=100)[98], "longest": max(gaps)}
+    return found
 
 
 if __name__ == "__main__":

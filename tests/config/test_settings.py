@@ -78,6 +78,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "scheduler.policy": ("edf", "lrs", "fcfs"),
     "prefill_chunk_size": (1, 2, 3),
     "scheduler.idle_chunk": (1, 2, 3),
+    "scheduler.crowd_chunk": (1, 2, 3),
     "scheduler.step_target": (0.1, 0.2, 1.0),
     "scheduler.max_sequences": (1, 2, 3),
     "scheduler.block_size": (8, 32, 64),

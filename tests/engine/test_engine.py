@@ -362,7 +362,33 @@ def test_a_prompt_is_read_in_larger_pieces_while_nobody_waits_for_a_token() -> N
     assert [batch[0].n for batch in segment.passes][:3] == [20, 20, 1]
 
 
-@pytest.mark.parametrize("bad", [{"policy": "random"}, {"idle_chunk": 0}, {"chunk": 0}, {"window": 0}, {"step_target": -1}])
+@pytest.mark.parametrize("newcomers,longest", [(1, 4), (2, 4), (3, 20)])
+def test_prompts_are_read_in_larger_pieces_while_more_wait_than_decode(newcomers: int, longest: int) -> None:
+    engine = make_engine(EngineConfig(chunk=4, idle_chunk=8, crowd_chunk=20), blocks=64)
+    for _ in range(2):
+        submit(engine, [2, 3, 4], GREEDY)
+    segment = engine.pipe.segments[0]
+    assert isinstance(segment, FakeSegment)
+    while not segment.passes or [piece.n for piece in segment.passes[-1]] != [1, 1]:
+        engine.turn()
+    before = len(segment.passes)
+    for _ in range(newcomers):
+        submit(engine, [5] * 20, GREEDY)
+    while len(segment.passes) == before:
+        engine.turn()
+    assert max(piece.n for piece in segment.passes[before]) == longest
+
+
+def test_a_gpu_reads_larger_pieces_unless_the_settings_say_otherwise() -> None:
+    assert EngineConfig().on("cpu") == EngineConfig()
+    ours, set_by_user = EngineConfig().on("cuda"), EngineConfig(idle_chunk=1000, crowd_chunk=600).on("cuda")
+    assert (ours.chunk, ours.idle_chunk, ours.crowd_chunk, ours.max_pass_tokens) == (512, 4096, 4096, 4096)
+    assert (set_by_user.idle_chunk, set_by_user.crowd_chunk) == (1000, 600)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"policy": "random"}, {"idle_chunk": 0}, {"crowd_chunk": 0}, {"chunk": 0}, {"window": 0}, {"step_target": -1}]
+)
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         EngineConfig(**bad)  # type: ignore[arg-type]

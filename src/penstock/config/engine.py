@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.config.checks import check_whole, unusable
 from penstock.errors import ConfigError
 
 POLICY_NAMES = ("fcfs", "edf", "lrs")
 MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
+IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
+GPU_CHUNK = 4096  # tokens that keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,9 @@ class EngineConfig:
     """Scheduling and memory settings of an engine.
 
     chunk: prompt tokens per step while other sequences decode.
-    idle_chunk: prompt tokens per step while none does; None for four times `chunk`.
+    idle_chunk: prompt tokens per step while none does; None for four times `chunk`, and on a GPU for at least 4096.
+    crowd_chunk: prompt tokens per step while more sequences wait for their first token than decode; None for `chunk`, and on a
+        GPU for `idle_chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
     window: NetworkJobs in flight at once; None for one per segment.
     time_parts: record how long each part of an answer takes; `print_times` does so, too, and logs it.
@@ -25,6 +29,7 @@ class EngineConfig:
     policy: str = "lrs"
     chunk: int = 512
     idle_chunk: int | None = None
+    crowd_chunk: int | None = None
     step_target: float | None = None
     max_sequences: int = 256
     block_size: int = 16
@@ -36,8 +41,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.policy not in POLICY_NAMES:
             raise ConfigError(f"There is no policy '{self.policy}'.", hint=f"Use one of: {', '.join(POLICY_NAMES)}.")
-        for name in ("chunk", "max_sequences", "block_size", "idle_chunk", "window"):
-            if getattr(self, name) is not None or name not in ("idle_chunk", "window"):
+        for name in ("chunk", "max_sequences", "block_size", "idle_chunk", "crowd_chunk", "window"):
+            if getattr(self, name) is not None or name not in ("idle_chunk", "crowd_chunk", "window"):
                 check_whole(name, getattr(self, name), minimum=1)
         target = self.step_target
         if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
@@ -48,4 +53,11 @@ class EngineConfig:
         """The most prompt tokens that one pass takes of one origin."""
         if self.step_target is not None:
             return MAX_CHUNK
-        return max(2 * self.chunk, self.idle_chunk or 4 * self.chunk)
+        return max(2 * self.chunk, self.idle_chunk or IDLE_FACTOR * self.chunk, self.crowd_chunk or 0)
+
+    def on(self, device: str) -> EngineConfig:
+        """These settings for a kind of device: cpu, cuda or mps. What the user has set stays."""
+        if device == "cpu":
+            return self
+        idle = self.idle_chunk or max(GPU_CHUNK, IDLE_FACTOR * self.chunk)
+        return replace(self, idle_chunk=idle, crowd_chunk=self.crowd_chunk or idle)

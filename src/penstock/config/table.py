@@ -314,7 +314,14 @@ SETTINGS = (
     Setting(
         "scheduler.idle_chunk",
         WHOLE,
-        "Prompt tokens per step while no answer is running; by default 4 times as many.",
+        "Prompt tokens per step while no answer is running; by default 4 times as many, on a GPU at least 4096.",
+        sample=2048,
+    ),
+    Setting(
+        "scheduler.crowd_chunk",
+        WHOLE,
+        "Prompt tokens per step while more requests wait for a first token than are answered; by default prefill_chunk_size, on "
+        "a GPU idle_chunk.",
         sample=2048,
     ),
     Setting("scheduler.step_target", SECONDS, "Instead: as many prompt tokens per step as fit into this time.", sample=0.05),

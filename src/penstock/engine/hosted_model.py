@@ -61,7 +61,7 @@ def host(
     """Make the engine of a loaded model. Returns a HostedModel if the model has its ends."""
     ends = loaded.ends
     engine = Engine(
-        config,
+        config.on(loaded.device.type),
         pipe,
         ends,
         None if ends is None else ends.tokenizer.stream,

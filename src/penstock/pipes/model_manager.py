@@ -138,7 +138,7 @@ class ModelManager:
             self._reservations.reserve(size, owner)
 
     def footprint(self, found: FoundModel) -> Footprint:
-        spec, size, config = found.spec, found.dtype.itemsize, self._config
+        spec, size, config = found.spec, found.dtype.itemsize, self._config.on(found.device.type)
         context = -(-spec.context // config.block_size)
         experts = [one for one in map(spec.experts_of, range(spec.num_layers)) if one is not None]
         inner = max([spec.intermediate, *(one.per_token * one.intermediate for one in experts)])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.config.engine import MAX_CHUNK, EngineConfig
+from penstock.config.engine import IDLE_FACTOR, MAX_CHUNK, EngineConfig
 from penstock.domain.blocks import BlockPool
 from penstock.domain.job import Job, Sequence, SequenceState
 from penstock.domain.kv_need import KvNeed
@@ -19,7 +19,6 @@ from penstock.engine.scheduling.policies import POLICIES, to_promote
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.waiting_queue import Ranking, WaitingQueue
 
-IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
 MIN_DYNAMIC_CHUNK = 64  # tokens; prompts make progress on the slowest machine
 
 
@@ -90,7 +89,7 @@ class Scheduler:
         if window > 1:
             decodes = decodes[: -(-held.decoding // window)]
         round_.decode(decodes)
-        round_.budget = min(max_chunk, self._chunk(decodes, held, pipelined=pipelined or window > 1))
+        round_.budget = min(max_chunk, self._chunk(decodes, held, len(queue), pipelined=pipelined or window > 1))
         started = sorted(held.ready_prompts, key=round_.urgency)
         waiting = self._in_order(queue, ranking) if round_.may_admit() else iter(())
         self._read_prompts(round_, started, waiting)
@@ -110,13 +109,16 @@ class Scheduler:
         while newcomer is not None:
             newcomer = next(waiting, None) if round_.admit(newcomer) else None
 
-    def _chunk(self, decodes: Collection[Sequence], held: Holders, *, pipelined: bool) -> int:
+    def _chunk(self, decodes: Collection[Sequence], held: Holders, waiting: int, *, pipelined: bool) -> int:
         config = self._config
         if config.step_target is None:
             # long passes are faster, but they stall decodes and leave other stages of a pipeline idle
-            if pipelined or held.decoding:
+            if pipelined:
                 return config.chunk
-            return config.idle_chunk or IDLE_FACTOR * config.chunk
+            if not held.decoding:
+                return config.idle_chunk or IDLE_FACTOR * config.chunk
+            crowd = waiting + len(held.all) - held.decoding > held.decoding
+            return (config.crowd_chunk if crowd else None) or config.chunk
         context = sum(seq.step_processed for seq in decodes)
         # if decodes alone take the whole target, prompts get as much again: otherwise none would ever be read
         target = max(config.step_target, 2 * self._predictor.step(len(decodes), context))
