@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose
@@ -60,7 +59,7 @@ class CardPicker:
                 self._table = SamplingTable(self._vocab, self._device)
             if self._room is None or len(self._room.tokens) < len(rows):
                 self._room = None  # its memory can be used for the new one
-                self._room = SamplingRoom(triton.next_power_of_2(len(rows)), self._vocab, self._device)
+                self._room = SamplingRoom(1 << (len(rows) - 1).bit_length(), self._vocab, self._device)
             places = self._settle(self._table, rows, ahead)
             positions = [len(row.tokens) + ahead for row in rows]
             columns = upload(np.array([[place.slot for place in places], positions]), self._device)
