@@ -92,7 +92,7 @@ class MeasuredLinks(dict[str, tuple[Link, ...]]):
             self._own = dict(before._own)
             self._trips = dict(before._trips)
             self._transfers = {size: dict(found) for size, found in before._transfers.items()}
-        known = before or {}
+        known: Mapping[str, tuple[Link, ...]] = {} if before is None else before
         changed = [node for node in {**known, **self} if known.get(node) != self.get(node)]
         self._agree_on_trips(changed)
         for size, transfers in self._transfers.items():

@@ -56,12 +56,12 @@ class ActiveRoute:
     received: int = 0  # bytes of NetworkJobs that have returned
     resized: int = 0  # number of the notice with our present size
     settled_at: float | None = None  # when all stages had it: later grants take it into account
+    nodes: frozenset[str] = field(init=False)
     health: RouteHealth = field(init=False)
     returns: LegLog = field(init=False)  # of the way back
 
-    @property
-    def nodes(self) -> set[str]:
-        return {hop.node for hop in self.hops}
+    def __post_init__(self) -> None:
+        self.nodes = frozenset(hop.node for hop in self.hops)
 
     @property
     def blocks(self) -> int:

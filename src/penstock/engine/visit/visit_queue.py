@@ -56,8 +56,9 @@ class VisitQueue:
         a busy origin holds up no other. Within a route the order is kept: its part of the batch ends before a second Span of one
         sequence, and before a notice that frees the memory of a sequence in the batch."""
         known = self._drop_closed()
-        if not known:
-            return []
+        if len(known) < 2:
+            self._visits.clear()
+            return known
         # what is done here leaves before the next pass: other nodes wait for it
         first = next((visit for visit in known if visit.state is JobState.SEND), known[0])
         lines: dict[RouteId, list[Visit]] = {}
