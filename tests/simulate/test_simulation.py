@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.simulate.plot import plot
+from penstock.simulate.plot import _floor, plot
 from penstock.simulate.report import SimulationReport, report
 from penstock.simulate.scenario_file import parse_scenario
 from penstock.simulate.simulation import Simulation
@@ -187,4 +187,23 @@ def test_the_plot_is_an_svg_that_names_what_happened() -> None:
     texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
     assert "kill b-1" in texts
     assert any("tokens/s" in text for text in texts)
-    assert sum(element.tag.endswith("polyline") for element in root.iter()) == 3
+    lines = sum(element.tag.endswith("polyline") for element in root.iter())
+    assert lines == 5, "tokens, jobs, nodes, and two for the first token"
+
+
+def test_the_timeline_says_how_long_jobs_of_each_part_waited_for_their_first_token() -> None:
+    found = figures(WHOLE, "at = [0, 3]\nprompt = 5\nanswer = 2\n")
+    waits = {number: wait.p50 for number, wait in enumerate(found.timeline.first_token_s) if wait.p50 is not None}
+    assert list(waits) == [0, 60]
+    assert found.first_token_s.max == pytest.approx(max(waits.values()))
+
+
+def test_a_plot_shows_one_node_less_of_a_thousand() -> None:
+    assert _floor([1000, 999, 1000]) == 998
+    assert _floor([3, 2, 3]) == _floor([3, 3]) == 0
+
+
+def test_the_visits_that_a_cpu_second_simulates_are_counted() -> None:
+    found = figures(HALVES, STREAMS)
+    assert found.cpu_seconds > 0
+    assert found.node_visits_per_cpu_second == pytest.approx(found.node_visits / found.cpu_seconds, rel=0.01)

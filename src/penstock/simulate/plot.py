@@ -1,35 +1,59 @@
-"""Draws the timeline of a simulation as SVG: what it gave, what ran, and who was there and how busy."""
+"""Draws the timeline of a simulation as SVG: what it gave, what ran and waited, and which nodes were there and how busy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 from penstock.simulate.report import SimulationReport
 from penstock.units import format_seconds
 
-WIDTH, LEFT, RIGHT, TOP = 960, 70, 24, 74
-PANEL, GAP, BOTTOM = 130, 34, 46
+WIDTH, LEFT, RIGHT, TOP = 960, 70, 24, 84
+PANEL, GAP, BOTTOM = 120, 34, 46
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
-COLOURS = {"tokens": "#2f6fde", "running": "#d9822b", "nodes": "#2b8a3e"}
+COLOURS = {"tokens": "#2f6fde", "running": "#d9822b", "waits": "#7048e8", "nodes": "#2b8a3e"}
 EVENT_COLOURS = {"kill": "#c92a2a", "freeze": "#c92a2a", "cut": "#c92a2a", "leave": "#e8890c"}
 MAX_LABELS = 12  # of events; more are only marked
 BARS = 24  # of how busy nodes were
 
 
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """Values over time; None where there is none. pale: others, drawn behind them."""
+
+    name: str
+    colour: str
+    values: Sequence[float | None]
+    pale: Sequence[float | None] = ()
+    floor: float = 0.0  # where the axis begins
+
+    @property
+    def top(self) -> float:
+        known = [value for value in (*self.values, *self.pale) if value is not None]
+        return self.floor + _round_up(max(known, default=0.0) - self.floor)
+
+
 def plot(report: SimulationReport) -> str:
     """Return an SVG document."""
     timeline = report.timeline
-    panels: list[tuple[str, Sequence[float], str]] = [
-        ("tokens per second", timeline.tokens_per_second, "tokens"),
-        ("jobs running or waiting", timeline.running, "running"),
-        ("nodes", timeline.nodes, "nodes"),
+    waits = timeline.first_token_s
+    panels = [
+        _Panel("tokens per second", COLOURS["tokens"], timeline.tokens_per_second),
+        _Panel("jobs running or waiting", COLOURS["running"], timeline.running),
+        _Panel(
+            "seconds to the first token: median, and pale p99",
+            COLOURS["waits"],
+            [wait.p50 for wait in waits],
+            [wait.p99 for wait in waits],
+        ),
+        _Panel("nodes", COLOURS["nodes"], timeline.nodes, floor=_floor(timeline.nodes)),
     ]
     bottom = TOP + len(panels) * (PANEL + GAP)
     height = bottom + PANEL + BOTTOM
     parts = [*_title(report), *_events(report, bottom - GAP)]
-    for number, (name, values, colour) in enumerate(panels):
-        parts += _panel(name, values, COLOURS[colour], TOP + number * (PANEL + GAP))
+    for number, panel in enumerate(panels):
+        parts += _draw(panel, TOP + number * (PANEL + GAP))
     parts += _time_axis(report.seconds, bottom - GAP)
     parts += _use(report, bottom + 22)
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
@@ -54,18 +78,30 @@ def _seconds(seconds: float | None) -> str:
     return "none" if seconds is None else format_seconds(seconds)
 
 
-def _panel(name: str, values: Sequence[float], colour: str, top: int) -> Iterable[str]:
-    most = _round_up(max(values, default=0))
-    base = top + PANEL
+def _draw(panel: _Panel, top: int) -> Iterable[str]:
+    base, span = top + PANEL, panel.top - panel.floor
     for share in (0.0, 0.5, 1.0):
         y = base - share * PANEL
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>'
-        yield _text(LEFT - 8, y + 4, f"{most * share:,.4g}", anchor="end", colour=FAINT)
-    xs = [LEFT + (number + 0.5) * (WIDTH - LEFT - RIGHT) / len(values) for number in range(len(values))]
-    points = " ".join(f"{x:.1f},{base - value / most * PANEL:.1f}" for x, value in zip(xs, values, strict=True))
-    yield f'<polygon points="{xs[0]:.1f},{base} {points} {xs[-1]:.1f},{base}" fill="{colour}" fill-opacity="0.14"/>'
-    yield f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8" stroke-linejoin="round"/>'
-    yield _text(LEFT, top - 7, name, weight=600)
+        yield _text(LEFT - 8, y + 4, _number(panel.floor + span * share), anchor="end", colour=FAINT)
+    for values, opacity in ((panel.pale, 0.35), (panel.values, 1.0)):
+        step = (WIDTH - LEFT - RIGHT) / max(1, len(values))
+        known = [
+            (LEFT + (number + 0.5) * step, base - (value - panel.floor) / span * PANEL)
+            for number, value in enumerate(values)
+            if value is not None
+        ]
+        if not known:
+            continue
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in known)
+        if not panel.pale and not panel.floor:
+            area = f"{known[0][0]:.1f},{base} {points} {known[-1][0]:.1f},{base}"
+            yield f'<polygon points="{area}" fill="{panel.colour}" fill-opacity="0.14"/>'
+        yield (
+            f'<polyline points="{points}" fill="none" stroke="{panel.colour}" stroke-opacity="{opacity}" stroke-width="1.8"'
+            ' stroke-linejoin="round"/>'
+        )
+    yield _text(LEFT, top - 7, panel.name, weight=600)
 
 
 def _events(report: SimulationReport, bottom: int) -> Iterable[str]:
@@ -113,6 +149,16 @@ def _use(report: SimulationReport, top: int) -> Iterable[str]:
             f' fill-opacity="0.7"><title>{escape(node.node)}: {node.busy:.0%}</title></rect>'
         )
         yield _text(x + 0.35 * each, base + 16, node.node, anchor="middle", colour=FAINT, size=11 if len(nodes) <= 12 else 8)
+
+
+def _floor(values: Sequence[float]) -> float:
+    """Where an axis begins: at zero, unless so little changes that nothing could be seen."""
+    low, high = min(values), max(values)
+    return 0.0 if low == high or high - low > high / 20 else low - (high - low)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _round_up(most: float) -> float:

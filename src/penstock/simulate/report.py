@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -70,6 +70,7 @@ class Timeline:
     seconds: list[float]  # the end of each part
     tokens_per_second: list[float]
     running: list[int]  # jobs that had begun and not ended
+    first_token_s: list[Spread]  # of jobs that began in each part
     nodes: list[int]
     events: list[tuple[float, str]]
 
@@ -90,6 +91,8 @@ class SimulationReport:
     longest_pause_s: float
     preemptions: int
     node_visits: int  # passes of NetworkJobs through layers or head
+    cpu_seconds: float = field(compare=False)  # that the simulation took
+    node_visits_per_cpu_second: float = field(compare=False)
     nodes: list[NodeUse]
     links: list[LinkUse]
     timeline: Timeline
@@ -108,6 +111,7 @@ def report(simulation: Simulation) -> SimulationReport:
     tokens = [at for job in jobs for at in job.tokens if at <= seconds]
     read = sum(job.prompt for job in jobs if job.tokens and job.tokens[0] <= seconds)
     nodes = _nodes(simulation)
+    visits = sum(node.passes for node in nodes) + sum(origin.stats.steps for origin in origins)
     return SimulationReport(
         scenario=scenario.name,
         seconds=seconds,
@@ -122,7 +126,9 @@ def report(simulation: Simulation) -> SimulationReport:
         recoveries=sum(origin.stats.recoveries for origin in origins),
         longest_pause_s=round(max((origin.stats.longest_wait for origin in origins), default=0.0), 3),
         preemptions=sum(origin.sequences.preemptions for origin in origins),
-        node_visits=sum(node.passes for node in nodes) + sum(origin.stats.steps for origin in origins),
+        node_visits=visits,
+        cpu_seconds=round(simulation.cpu_seconds, 3),
+        node_visits_per_cpu_second=round(visits / max(simulation.cpu_seconds, 1e-9), 1),
         nodes=nodes,
         links=_links(simulation),
         timeline=_timeline(simulation, tokens),
@@ -161,12 +167,17 @@ def _timeline(simulation: Simulation, tokens: Sequence[float]) -> Timeline:
     width = seconds / BINS
     ends = [width * (number + 1) for number in range(BINS)]
     counts = Counter(min(BINS - 1, int(at / width)) for at in tokens)
+    waits: dict[int, list[float]] = defaultdict(list)
+    for job in jobs:
+        if job.tokens:
+            waits[min(BINS - 1, int(job.started / width))].append(job.tokens[0] - job.started)
     starts = sorted(job.started for job in jobs)
     stops = sorted(job.ended for job in jobs if job.ended is not None)
     changes = [at for at, _ in simulation.alive]
     return Timeline(
         seconds=[round(end, 6) for end in ends],
         tokens_per_second=[round(counts[number] / width, 3) for number in range(BINS)],
+        first_token_s=[Spread.of(waits[number]) for number in range(BINS)],
         running=[bisect_left(starts, end) - bisect_left(stops, end) for end in ends],
         nodes=[simulation.alive[max(0, bisect_left(changes, end) - 1)][1] for end in ends],
         events=[(round(at, 3), what) for at, what in simulation.events],

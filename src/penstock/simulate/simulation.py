@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -121,11 +122,14 @@ class Simulation:
         self._dice = random.Random(f"load {scenario.seed}")
         self._open = 0
         self._progress = progress
+        self.cpu_seconds = 0.0  # that this process has spent on it
+        began = time.process_time()
         self.network = ScenarioNetwork(scenario)
         self.network.run(WARM_UP_S)
         self._start = self.network.now
         self._busy_before = {id(node): node.busy for node in self.network.ever}
         self._count_nodes()
+        self.cpu_seconds = time.process_time() - began
 
     def now(self) -> float:
         return self.network.now - self._start
@@ -137,9 +141,11 @@ class Simulation:
         logger = logging.getLogger("penstock")  # what its engines say of routes and nodes is no news to anybody
         level = logger.level
         logger.setLevel(logging.ERROR)
+        began = time.process_time()
         try:
             self._run()
         finally:
+            self.cpu_seconds += time.process_time() - began
             logger.setLevel(level)
 
     def _run(self) -> None:

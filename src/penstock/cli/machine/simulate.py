@@ -146,6 +146,8 @@ def _figures(found: SimulationReport) -> Iterator[list[str]]:
     yield ["recoveries", f"{found.recoveries:,}"]
     yield ["longest pause", format_seconds(found.longest_pause_s)]
     yield ["NetworkJobs lost", f"{found.lost_network_jobs:,}"]
+    yield ["node visits", f"{found.node_visits:,}"]
+    yield ["simulated a CPU second", f"{found.node_visits_per_cpu_second:,.0f} visits"]
 
 
 def _say_more(count: int, what: str) -> None:
