@@ -4,7 +4,7 @@
   two             two nodes with one compute thread each, against one node with two (4.5 min)
   delay           32 streams with 20 ms added to every hop, against none (2 min)
   wire            formats of hidden states on links of 100 and 20 Mbit/s (8 min)
-  simulation      what the simulation predicts, against one and two nodes (3 min)
+  simulation      what the simulation predicts, against one, two and four nodes (7 min)
   language-pipes  against language-pipes over two nodes, where --language-pipes says where it is (2 min)
   all             one after the other
   cuts            not among all: where to cut the layers, so that both nodes have the same work (3 min)
@@ -77,7 +77,8 @@ def wire(args: argparse.Namespace) -> dict[str, Any]:
 def simulation(args: argparse.Namespace) -> dict[str, Any]:
     make = network_simulation.SimulationPlan.quick if args.quick else network_simulation.SimulationPlan
     asked = _given(rounds=args.rounds, new_tokens=args.new, streams=args.streams)
-    return network_simulation.measure(make(**_basics(args), **asked, cut=args.cut or MIDDLE))
+    asked |= _given(delay=args.delay and args.delay / 1000)
+    return network_simulation.measure(make(**_basics(args), **asked, width=args.shape["hidden_size"], cut=args.cut or MIDDLE))
 
 
 RIVAL = "language-pipes"
@@ -117,8 +118,10 @@ def arguments() -> argparse.Namespace:
         metavar="LAYER",
         help=f"where the second node begins (default {MIDDLE} for hop and {RIVAL}, else {BALANCED})",
     )
-    parser.add_argument("--streams", type=_numbers, metavar="N,N,…", help="two: how many at once (default 1,4,8,16,32)")
-    parser.add_argument("--delay", type=float, metavar="MS", help="delay: milliseconds added to every hop (default 20)")
+    parser.add_argument("--streams", type=_numbers, metavar="N,N,…", help="two, simulation: how many at once")
+    parser.add_argument(
+        "--delay", type=float, metavar="MS", help="delay, simulation: milliseconds added to every hop (default 20)"
+    )
     parser.add_argument("--cuts", type=_numbers, metavar="N,N,…", help="cuts: those to look at (default 10,11,12,13,15)")
     args = parser.parse_args()
     args.penstock = tuple(args.penstock)

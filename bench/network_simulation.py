@@ -1,35 +1,42 @@
-"""Whether the simulation predicts what real nodes do: one and two nodes on loopback, at 1, 8 and 32 streams.
+"""Whether the simulation predicts what real nodes do: one and two nodes on loopback, and two with 20 ms on every hop, at 1, 8 and
+32 streams. Four nodes are reported only: they share two cores, which the simulation does not know.
 
-First the steps are measured: the default model in one process with one thread, its layers in two segments, answers 1 and 16
-streams and reads prompts alone. What its engine counts (seconds in each segment, at the head, and beside both) gives what a pass
-through a layer takes, what each token adds, what the head takes and what the host adds. Nothing is taken from the runs that are
-predicted but the round trip between the two nodes, while they are idle, and the lengths of prompts.
+First the steps are measured where they are taken: 1 and 16 streams are answered and prompts are read, and each node says how
+long it was in its layers, and how long it was busy. That gives what a pass through a layer takes, what each token adds, and what
+the head and the rest of a visit take. Nothing is taken from the runs that are predicted but the lengths of prompts, and the round
+trip between the nodes while they are idle.
 
-Then the same chats go to real nodes with one compute thread each, and to simulated ones. Throughput is of all tokens from the
-first request to the last token; the first token is the median of the streams.
+Then the same chats go to the real nodes, with one compute thread each, and to simulated ones, 20 ms apart: what came at
+one instant would share a pass in the simulation, but not over HTTP. No node keeps a prefix cache, since chats begin alike and
+simulated prompts do not. Throughput is of all tokens from the first request to the last token; the first token is the median
+of the streams.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
+from child import Child
 from compare import say
+from delay import delaying_proxy
 from load import Outcome, offer
-from pipes_of_nodes import PipeOfNodes
+from pipes_of_nodes import PipeOfNodes, free_port
 from server_process import HOST, Server
 from tables import markdown
 from traffic import Chat, equal_chats
 
 NEAR = 0.15  # how far a prediction may be off
-ONE, TWO = "one node", "two nodes"
-CALIBRATION = (1, 16)  # streams: none of those that are predicted but one
-PROMPT = 64  # tokens of the prompts that are read to learn what tokens cost
-STEPS = 64
+SPACING = 0.02  # seconds between two arrivals
+CALIBRATION = (1, 16)  # streams
+READS = 5  # prompts that are read alone, to learn what their tokens cost
+PROMPT_WORDS = 64
+STEPS = 48
+FLAGS = ("--no-prefix-cache",)
+WARM_UP_S = 100.0  # of simulated time, for the simulated origin to learn how long its route is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +44,9 @@ class SimulationPlan:
     penstock: tuple[str, ...]
     model: str
     layers: int
+    width: int  # of a hidden state
     cut: int
+    delay: float = 0.02  # seconds, for each hop
     streams: tuple[int, ...] = (1, 8, 32)
     question_words: int = 16
     new_tokens: int = 48
@@ -50,57 +59,128 @@ class SimulationPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCosts:
-    """Seconds: of a pass through a layer and of each token in it; of embedding and head, and of each row; of the host, a step."""
+class Side:
+    """cuts: the layers at which further nodes begin. judged: whether the prediction must be near."""
 
+    name: str
+    cuts: tuple[int, ...] = ()
+    delay: float = 0.0
+    judged: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCosts:
+    """Of a node, in seconds: a pass through a layer and each token in it; the rest of a visit, and each token that is sampled."""
+
+    start: int
+    end: int
     layer: float
     layer_token: float
-    head: float
-    head_row: float
-    host: float
+    rest: float
+    rest_row: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What nodes have counted: steps and tokens of the origin, and of each node the seconds in its layers and in all."""
+
+    steps: float
+    tokens: float
+    rows: float
+    layers: tuple[float, ...]
+    busy: tuple[float, ...]
+
+    @classmethod
+    def of(cls, servers: Sequence[Server]) -> Counted:
+        found = [server.counters() for server in servers]
+        rows = found[0]["generated_tokens"]
+        return cls(
+            found[0]["steps"],
+            rows + found[0]["prompt_tokens"],
+            rows,
+            tuple(server.stage_seconds() for server in servers),
+            tuple(one["busy_seconds"] for one in found),
+        )
+
+    def since(self, before: Counted) -> Counted:
+        """A step, on average."""
+        steps = self.steps - before.steps
+        of_nodes = [
+            tuple((now - then) / steps for now, then in zip(some, others, strict=True))
+            for some, others in ((self.layers, before.layers), (self.busy, before.busy))
+        ]
+        return Counted(steps, (self.tokens - before.tokens) / steps, (self.rows - before.rows) / steps, *of_nodes)
 
 
 def measure(plan: SimulationPlan) -> dict[str, Any]:
-    costs = _in_a_process_of_its_own(plan)
-    layer, head = f"{costs.layer * 1e6:.0f} + {costs.layer_token * 1e6:.1f} n µs", f"{costs.head * 1e3:.2f} ms"
-    say(f"simulation   layer {layer}, head {head} + {costs.head_row * 1e6:.0f} n µs, host {costs.host * 1e3:.2f} ms a step")
+    quarters = tuple(round(plan.layers * part / 4) for part in (1, 2, 3))
+    far = f"two nodes, {plan.delay * 1e3:.0f} ms"
+    sides = [Side("one node"), Side("two nodes", (plan.cut,)), Side(far, (plan.cut,), plan.delay)]
     rows = []
-    with Server(plan.penstock, plan.model, threads=1) as server:
-        rows += _compare(plan, ONE, server, costs, 0.0)
-    with PipeOfNodes(plan.penstock, plan.model, cut=plan.cut, layers=plan.layers) as pipe:
-        rows += _compare(plan, TWO, pipe.a, costs, statistics.median(pipe.round_trips(5)))
+    for side in [*sides, Side("four nodes", quarters, judged=False)]:
+        with _nodes(plan, side) as (servers, round_trip):
+            rows += _compare(plan, side, servers, round_trip)
     return {"cut": plan.cut, "new_tokens": plan.new_tokens, "rows": rows}
 
 
-def _compare(plan: SimulationPlan, side: str, server: Server, costs: StepCosts, round_trip: float) -> list[dict[str, Any]]:
+@contextmanager
+def _nodes(plan: SimulationPlan, side: Side) -> Iterator[tuple[Sequence[Server], float]]:
+    """The nodes of a side, the origin first, and the round trip between them."""
+    with ExitStack() as stack:
+        if not side.cuts:
+            yield [stack.enter_context(Server(plan.penstock, plan.model, FLAGS, threads=1))], 0.0
+            return
+        near, far = free_port(), free_port()
+        if side.delay:
+            stack.enter_context(Child(delaying_proxy, near, far, side.delay, threads=1))
+        pipe = PipeOfNodes(
+            plan.penstock,
+            plan.model,
+            cut=side.cuts[0],
+            more_cuts=side.cuts[1:],
+            layers=plan.layers,
+            b_port=far,
+            through=near if side.delay else None,
+            flags=FLAGS,
+        )
+        stack.enter_context(pipe)
+        yield pipe.servers, statistics.median(pipe.round_trips(5))
+
+
+def _compare(plan: SimulationPlan, side: Side, servers: Sequence[Server], round_trip: float) -> list[dict[str, Any]]:
     rows = []
-    for warm in (1, max(plan.streams)):
-        _answers(server, equal_chats(f"{plan.seed}/warm-up/{warm}", warm, question_words=plan.question_words, new_tokens=12))
+    costs = step_costs(plan, side, servers)
+    for one in costs:
+        layer = f"{one.layer * 1e6:.0f} + {one.layer_token * 1e6:.1f} n µs"
+        rest = f"{one.rest * 1e3:.2f} ms + {one.rest_row * 1e6:.0f} n µs"
+        say(f"simulation   {side.name}, {one.start}:{one.end}   a layer {layer}, rest {rest}")
     for streams in plan.streams:
         speeds, firsts, prompt = [], [], 1
         for number in range(plan.rounds):
-            chats = equal_chats(
-                f"{plan.seed}/simulation/{number}/{streams}",
-                streams,
-                question_words=plan.question_words,
-                new_tokens=plan.new_tokens,
-            )
-            found = _answers(server, chats)
-            speeds.append(sum(one.tokens for one in found) / max(one.last or 0.0 for one in found))
+            chats = _chats(plan, f"simulation/{number}/{streams}", streams, plan.question_words, plan.new_tokens)
+            found = _answers(servers[0], chats)
+            ends = [chat.at + (one.last or 0.0) for chat, one in zip(chats, found, strict=True)]
+            speeds.append(sum(one.tokens for one in found) / max(ends))
             firsts.append(statistics.median(one.first or 0.0 for one in found))
-            prompt = round(statistics.mean(one.prompt_tokens - one.cached_tokens for one in found))
-        speed, first = _predict(plan, side, streams, prompt, costs, round_trip)
+            prompt = round(statistics.mean(one.prompt_tokens for one in found))
+        speed, first = _predict(plan, streams, prompt, costs, round_trip)
         row = {
-            "side": side,
+            "side": side.name,
+            "judged": side.judged,
             "streams": streams,
             "measured": statistics.median(speeds),
             "predicted": speed,
             "measured_first": statistics.median(firsts),
             "predicted_first": first,
         }
-        say(f"simulation   {side}, {streams:2} streams   {row['measured']:6.1f} tokens/s, predicted {speed:6.1f}")
+        say(f"simulation   {side.name}, {streams:2} streams   {row['measured']:6.1f} tokens/s, predicted {speed:6.1f}")
         rows.append(row)
     return rows
+
+
+def _chats(plan: SimulationPlan, what: str, streams: int, words: int, new_tokens: int) -> list[Chat]:
+    chats = equal_chats(f"{plan.seed}/{what}", streams, question_words=words, new_tokens=new_tokens)
+    return [replace(chat, at=SPACING * number) for number, chat in enumerate(chats)]
 
 
 def _answers(server: Server, chats: Sequence[Chat]) -> list[Outcome]:
@@ -109,87 +189,79 @@ def _answers(server: Server, chats: Sequence[Chat]) -> list[Outcome]:
     return found
 
 
+def step_costs(plan: SimulationPlan, side: Side, servers: Sequence[Server]) -> list[NodeCosts]:
+    """What steps take on each node, from two loads of decodes and from prompts that are read alone."""
+    _answers(servers[0], _chats(plan, "warm-up", max(plan.streams), plan.question_words, 12))
+    loads = [[_chats(plan, f"calibration/{streams}", streams, 1, STEPS)] for streams in CALIBRATION]
+    loads.append([_chats(plan, f"calibration/read/{number}", 1, PROMPT_WORDS, 1) for number in range(READS)])
+    seen = []
+    for load in loads:
+        before = Counted.of(servers)
+        for chats in load:
+            _answers(servers[0], chats)
+        seen.append(Counted.of(servers).since(before))
+    return [_node_costs(place, *layers, seen) for place, layers in enumerate(_parts(plan, side))]
+
+
+def _parts(plan: SimulationPlan, side: Side) -> list[tuple[int, int]]:
+    return list(zip((0, *side.cuts), (*side.cuts, plan.layers), strict=True))
+
+
+def _node_costs(place: int, start: int, end: int, seen: Sequence[Counted]) -> NodeCosts:
+    tokens, rows = [one.tokens for one in seen], [one.rows for one in seen]
+    layer_token, layer = _line(tokens, [one.layers[place] / (end - start) for one in seen])
+    rest = [one.busy[place] - one.layers[place] for one in seen]
+    rest_row, visit = _line(rows, rest) if place == 0 else (0.0, statistics.mean(rest))
+    return NodeCosts(start, end, layer, layer_token, visit, rest_row)
+
+
+def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    """Slope and start of the line through these points; neither is below zero."""
+    found = statistics.linear_regression(xs, ys)
+    slope = max(0.0, found.slope)
+    return slope, max(0.0, statistics.mean(ys) - slope * statistics.mean(xs))
+
+
 def _predict(
-    plan: SimulationPlan, side: str, streams: int, prompt: int, costs: StepCosts, round_trip: float
+    plan: SimulationPlan, streams: int, prompt: int, costs: Sequence[NodeCosts], round_trip: float
 ) -> tuple[float, float]:
     """Tokens per second and seconds until the first token, of the simulation."""
     from penstock.simulate.scenario_file import parse_scenario
     from penstock.simulate.simulation import Simulation
 
-    cut = plan.layers if side == ONE else plan.cut
-    parts = [("a", 0, cut, True)] + ([("b", cut, plan.layers, False)] if side == TWO else [])
-    nodes = "".join(
-        f"[[nodes]]\nname = '{name}'\nlayers = '{start}:{end}'\n"
-        f"pass_ms = {costs.layer * 1e3}\ntoken_us = {costs.layer_token * 1e6}\n"
-        f"head_ms = {costs.head * 1e3}\nhead_token_us = {costs.head_row * 1e6}\nvisit_ms = {costs.host * 1e3}\n"
-        f"ends = {str(ends).lower()}\n"
-        for name, start, end, ends in parts
-    )
+    arrivals = [WARM_UP_S + SPACING * number for number in range(streams)]
+    nodes = "".join(_node(place, one) for place, one in enumerate(costs))
     links = f"[[links]]\nrtt_ms = {round_trip * 1e3}\nmbit = 8000\n"
-    load = f"[[load]]\norigin = 'a'\nat = {[0] * streams}\nprompt = {prompt}\nanswer = {plan.new_tokens}\n"
-    text = f"seconds = 1\n[model]\nlayers = {plan.layers}\nhidden = 576\n{nodes}{links}{load}"
+    load = "".join(
+        f"[[load]]\norigin = 'n0'\nat = {at}\nprompt = {prompt}\nanswer = {answer}\n"
+        for at, answer in (([0] * max(plan.streams), 12), (arrivals, plan.new_tokens))
+    )
+    text = f"seconds = {2 * WARM_UP_S}\n[model]\nlayers = {plan.layers}\nhidden = {plan.width}\n{nodes}{links}{load}"
     simulation = Simulation(parse_scenario(text))
     simulation.run()
-    jobs = simulation.jobs
+    jobs = [job for job in simulation.jobs if job.started >= WARM_UP_S]
     tokens = sum(len(job.tokens) for job in jobs)
-    return tokens / max(job.tokens[-1] for job in jobs), statistics.median(job.tokens[0] for job in jobs)
+    last = max(job.tokens[-1] for job in jobs)
+    return tokens / (last - WARM_UP_S), statistics.median(job.tokens[0] - job.started for job in jobs)
 
 
-# ---- what a step takes ----
-
-
-def _in_a_process_of_its_own(plan: SimulationPlan) -> StepCosts:
-    """With one thread, as the nodes have it."""
-    before = os.environ.get("OMP_NUM_THREADS")
-    os.environ["OMP_NUM_THREADS"] = "1"
-    try:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            return pool.apply(step_costs, (plan.model, plan.layers))
-    finally:
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
-
-
-def step_costs(model: str, layers: int) -> StepCosts:
-    from penstock.domain.request import JobRequest
-    from penstock.domain.sampling import SamplingParams
-    from penstock.llm import LLM
-
-    with LLM(model) as llm:
-        stats = llm.engine.stats
-
-        def run(streams: int, prompt: int, new: int, first: int) -> tuple[float, float, float, int]:
-            """Seconds in layers, at the head and beside both, and steps."""
-            before = sum(stats.stages.values()), stats.compute, stats.busy, stats.steps
-            sampling = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-            prompts = [[first + number + place % 7 for place in range(prompt)] for number in range(streams)]
-            jobs = [llm.start(JobRequest(prompt=one, sampling=sampling)) for one in prompts]
-            for job in jobs:
-                for _ in job:
-                    pass
-            stages, compute, busy, steps = sum(stats.stages.values()), stats.compute, stats.busy, stats.steps
-            in_layers = stages - before[0]
-            return in_layers, compute - before[1] - in_layers, busy - before[2] - (compute - before[1]), steps - before[3]
-
-        run(16, 8, 8, 100)
-        found = {}
-        for streams in CALIBRATION:
-            seconds = run(streams, 1, STEPS, 200 + 50 * streams)
-            found[streams] = tuple(part / seconds[3] for part in seconds[:3])
-        few, many = (found[streams] for streams in CALIBRATION)
-        read = [run(1, PROMPT, 1, 3000 + 100 * number)[0] for number in range(5)]
-    width = CALIBRATION[1] - CALIBRATION[0]
-    layer_token = statistics.mean([(many[0] - few[0]) / width, (statistics.median(read) - few[0]) / (PROMPT - 1)]) / layers
-    head_row = max(0.0, (many[1] - few[1]) / width)
-    return StepCosts(few[0] / layers - layer_token, layer_token, few[1] - head_row, head_row, statistics.mean([few[2], many[2]]))
+def _node(place: int, costs: NodeCosts) -> str:
+    rest = (
+        f"visit_ms = {costs.rest * 1e3}\n"
+        if place
+        else f"ends = true\nhead_ms = {costs.rest * 1e3}\nhead_token_us = {costs.rest_row * 1e6}\n"
+    )
+    return (
+        f"[[nodes]]\nname = 'n{place}'\nlayers = '{costs.start}:{costs.end}'\n"
+        f"pass_ms = {costs.layer * 1e3}\ntoken_us = {costs.layer_token * 1e6}\n{rest}"
+    )
 
 
 def show(results: dict[str, Any]) -> str:
     table = [["nodes", "streams", "tokens/s", "predicted", "off by", "first token", "predicted", "off by", "within 15 %"]]
     for row in results["rows"]:
         off, off_first = (row[f"predicted{part}"] / row[f"measured{part}"] - 1 for part in ("", "_first"))
+        near = "yes" if max(abs(off), abs(off_first)) <= NEAR else "no"
         table.append(
             [
                 row["side"],
@@ -200,7 +272,7 @@ def show(results: dict[str, Any]) -> str:
                 f"{row['measured_first'] * 1e3:.0f} ms",
                 f"{row['predicted_first'] * 1e3:.0f} ms",
                 f"{off_first:+.0%}",
-                "yes" if max(abs(off), abs(off_first)) <= NEAR else "no",
+                near if row.get("judged", True) else "–",
             ]
         )
     return markdown(table)

@@ -53,7 +53,8 @@ class PipeOfNodes:
     """Two nodes: `a` has the layers before the `cut` and the model's ends, and answers; `b` has the others and listens.
 
     Each computes with one thread. With `cores`, the first of them is all that `a` may use, and the second all that `b` may. With
-    `through`, `a` reaches `b` by that port instead of `b_port`. `flags` are for both.
+    `through`, `a` reaches `b` by that port instead of `b_port`. With `more_cuts`, other nodes have the layers from each of these
+    on. `flags` are for all.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class PipeOfNodes:
         *,
         cut: int,
         layers: int,
+        more_cuts: Sequence[int] = (),
         cores: Sequence[int] | None = None,
         b_port: int | None = None,
         through: int | None = None,
@@ -77,16 +79,21 @@ class PipeOfNodes:
             return Server(penstock, model, ("--layers", part, *joined, *more, *flags), threads=1, cores=own)
 
         first, second = ({cores[0]}, {cores[1]}) if cores else (None, None)
-        self.b = node("b", f"{cut}:{layers}", "--listen", b_port, ("--no-ends",), second)
+        parts = [f"{start}:{end}" for start, end in zip((cut, *more_cuts), (*more_cuts, layers), strict=True)]
+        self.b = node("b", parts[0], "--listen", b_port, ("--no-ends",), second)
         self.a = node("a", f"0:{cut}", "--connect", through or b_port, (), first)
+        others = [
+            node(f"b{number}", part, "--connect", b_port, ("--no-ends",), None) for number, part in enumerate(parts[1:], start=2)
+        ]
+        self.servers = [self.a, self.b, *others]  # in the order of their layers
 
     def __enter__(self) -> PipeOfNodes:
         started: list[Server] = []
         try:
-            for server in (self.b, self.a):
+            for server in reversed(self.servers):
                 server.start()
                 started.append(server)
-            for server in (self.b, self.a):
+            for server in reversed(self.servers):
                 server.wait()
             self._wait_for_route()
         except BaseException:
@@ -96,8 +103,8 @@ class PipeOfNodes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.a.end()  # the origin first: it needs no other way
-        self.b.end()
+        for server in self.servers:  # the origin first: it needs no other way
+            server.end()
 
     def route(self) -> dict[str, Any]:
         """The origin's, as `penstock network status` shows it."""

@@ -142,6 +142,11 @@ class Server(Program):
         text = self._get("/metrics").decode()
         return {name: float(value) for name, value in re.findall(r"^penstock_(\w+)_total\{model=\"[^\"]*\"\} (\S+)$", text, re.M)}
 
+    def stage_seconds(self) -> float:
+        """Of compute in all its layers."""
+        found = re.findall(r"^penstock_stage_seconds_total\{[^}]*\} (\S+)$", self._get("/metrics").decode(), re.M)
+        return sum(map(float, found))
+
     def network(self) -> dict[str, Any]:
         """What the node knows of its network."""
         found: dict[str, Any] = json.loads(self._get("/network"))
