@@ -26,6 +26,7 @@ from penstock.workspace.store.files import (
     USAGE,
     Place,
     has_file,
+    key_file,
     not_none,
     read_file,
     read_record,
@@ -36,7 +37,6 @@ from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.tokens import count_saved_tokens
-from penstock.workspace.work import key_file
 
 MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the pause between two looks grows
 SERVER_CHECK_S = 1.0  # how often a wait looks whether a server still works on the queue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
-from penstock.workspace.store.files import FINISHED, MAX_PROMPT_BYTES, PROMPT, REQUEST, Place
+from penstock.workspace.store.files import FINISHED, MAX_PROMPT_BYTES, PROMPT, REQUEST, Place, key_file
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import check_placeholders
 from penstock.workspace.store.recovery import cancel_unowned
@@ -120,8 +119,8 @@ class Work:
                 workspace.forget_cancel(job_id)  # it ended before a server saw the request
             return after or place
 
-    def retry(self, job_id: str) -> str:
-        """Submit the request of a finished job again, and return the new id. The old job stays as it is."""
+    def retry(self, job_id: str, *, key: str | None = None) -> str:
+        """Submit the request of a finished job again, and return the new id. The old job stays as it is. key: of the new job."""
         with self._workspace.reading_job(job_id) as (place, folder):
             if place not in FINISHED:
                 raise NotFinished(f"The job {job_id} has not ended yet.", hint="Cancel it first, or wait for it.")
@@ -131,7 +130,7 @@ class Work:
                 if self._workspace.find(job_id) is None:
                     raise self._workspace.unknown_job(job_id) from None  # it is being removed
                 raise
-        again = replace(request, key=None, retry_of=job_id, batch=None, submitted=round(time.time(), 3))
+        again = replace(request, key=key, retry_of=job_id, batch=None, submitted=round(time.time(), 3))
         return self.submit_request(again, prompt).job_id
 
     def _is_repeat(self, request: WorkRequest, prompt: bytes, known: str) -> bool:
@@ -147,11 +146,6 @@ class Work:
             if self._workspace.find(known) is None:
                 return False
         raise KeyTaken(f"The key {request.key!r} belongs to another request: job {known}.", hint="Use a new key for it.")
-
-
-def key_file(key: str) -> str:
-    """Name of the file for a key: a hash, since keys may be any text."""
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def _checked_prompt(prompt: str) -> bytes:

@@ -25,8 +25,11 @@ from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.pipes.model_manager import LoadedModel
-from penstock.workspace.store.files import Place
+from penstock.workspace.store.files import Place, footprint, sizes_in
+from penstock.workspace.store.kept_jobs import job_footprint
 from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.request import WorkRequest
+from penstock.workspace.work import Work
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, jsonl
 from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
@@ -109,6 +112,36 @@ def test_a_key_may_have_a_limit_of_its_own(door: Door) -> None:
     door.add("less", disk=100_000)
     assert door.upload("more", 2 * MB).status_code == 200
     assert "may store 100 kB" in door.upload("less", 200_000).json()["error"]["message"]
+
+
+@pytest.mark.parametrize("files_first", [True, False])
+def test_jobs_that_a_key_runs_again_count_with_what_it_stores(door: Door, files_first: bool) -> None:
+    owner = owner_of(door.add("bob"))
+    work = Work(door.workspace)
+    job = work.submit_request(WorkRequest(owner=owner, submitted=time.time()), "x" * 90_000).job_id
+    work.cancel(job)
+
+    def fill_with_files() -> None:
+        while door.upload("bob", 50_000).status_code == 200:
+            pass
+
+    def fill_with_jobs() -> None:
+        while (answer := door.send("bob", "POST", f"/jobs/{job}/retry")).status_code == 200:
+            pass
+        assert answer.json()["error"]["code"] == "storage_limit"
+
+    for fill in (fill_with_files, fill_with_jobs) if files_first else (fill_with_jobs, fill_with_files):
+        fill()
+    jobs = set(door.workspace.names(Place.READY))
+    assert bool(jobs) is not files_first
+    taken = sum(job_footprint(door.workspace, again) for again in jobs)
+    for file in door.workspace.names(Place.FILES):
+        with door.workspace.reading_folder(file, Place.FILES) as folder:
+            taken += footprint(*sizes_in(folder or -1).values())
+    assert 0.9 * MB < taken <= MB
+    recounted = Workspace(door.workspace.path)
+    recounted.usage.limits_of = door.workspace.usage.limits_of
+    assert recounted.usage.room(owner) == door.workspace.usage.room(owner), "a server that begins now counts the same"
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

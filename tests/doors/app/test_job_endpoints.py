@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.config.keys import KeyFolder, digest
+from penstock.config.keys import KeyFolder, KeyLimits, digest
 from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
-from penstock.doors.app import job_endpoints
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow
+from penstock.workspace.store import kept_jobs
 from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.work import Work
 from tests.server import Api, server_thread
@@ -27,8 +27,9 @@ SECRET = "zanzibar"
 class House:
     """A server with a workspace, the owner and two more keys."""
 
-    def __init__(self, server: Api, workspace: Path, bob: str, eve: str, owner_of_bob: str) -> None:
+    def __init__(self, server: Api, keys: KeyFolder, workspace: Path, bob: str, eve: str, owner_of_bob: str) -> None:
         self.server = server
+        self.keys = keys
         self.work = Work(workspace)
         self.flow = Flow(workspace)
         self.bob = bob
@@ -53,7 +54,7 @@ def house(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) ->
     known = Keys(keys, OWNER)
     owner_of_bob = next(owner for owner, name in known.names().items() if name == "bob")
     with server_thread(small_model, "--workspace", str(folder / "jobs"), keys=known, key=OWNER) as server:
-        yield House(server, folder / "jobs", bob, eve, owner_of_bob)
+        yield House(server, keys, folder / "jobs", bob, eve, owner_of_bob)
 
 
 def test_jobs_have_numbers_and_no_text(house: House) -> None:
@@ -101,7 +102,7 @@ def test_a_key_sees_and_touches_its_own_jobs_only(house: House) -> None:
 
 
 def test_a_key_does_not_fill_the_disk_by_running_jobs_again(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_endpoints, "MAX_KEPT_JOBS", 3)
+    monkeypatch.setattr(kept_jobs, "MAX_KEPT_JOBS", 2)
     owner = digest(house.eve)[:OWNER_ID_LENGTH]
     request = WorkRequest(owner=owner, sampling={"max_tokens": 1}, submitted=time.time())
     job = house.work.submit_request(request, "Hello").job_id
@@ -114,6 +115,17 @@ def test_a_key_does_not_fill_the_disk_by_running_jobs_again(house: House, monkey
     assert len(house.jobs(house.eve)) == 3
     assert house.call("POST", f"/jobs/{job}/retry")[0] == 200  # the owner may
     house.flow.wait_until_idle(60)
+
+
+def test_what_a_key_runs_again_obeys_its_models_and_ends_with_it(house: House) -> None:
+    """Without its key, a job would have no limits."""
+    key = house.keys.add("mallory", KeyLimits(models=("another",)))
+    request = WorkRequest(owner=digest(key)[:OWNER_ID_LENGTH], sampling={"max_tokens": 1}, submitted=time.time())
+    for code in ("key_forbids", "key_revoked"):
+        house.call("GET", "/jobs", key)  # the server looks at its keys
+        job = house.work.submit_request(request, "Hello").job_id
+        assert house.flow.wait(job, 60).usage["error"]["code"] == code
+        house.keys.revoke("mallory")
 
 
 def test_an_answer_is_cancelled_by_its_own_key_or_the_owner(house: House) -> None:

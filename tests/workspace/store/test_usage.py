@@ -18,11 +18,11 @@ from penstock.errors import KeyLimit, StorageLimit
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.flow import Flow
 from penstock.workspace.store import usage as usage_module
-from penstock.workspace.store.files import Place
+from penstock.workspace.store.files import BLOCK_BYTES, Place, footprint
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
 from penstock.workspace.store.uploads import Uploads
-from penstock.workspace.store.usage import BLOCK_BYTES, StorageLimits, Stored, footprint
+from penstock.workspace.store.usage import StorageLimits, Stored
 from tests.workspace.batch.batch_worlds import DAY, ENDPOINT, Ledger, Server, jsonl, line
 from tests.workspace.crashing import quick_folder
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Any, Literal, TypedDict
 
@@ -23,14 +21,12 @@ from penstock.doors.openai.errors import PENSTOCK
 from penstock.engine.hosted_model import HostedModel
 from penstock.errors import KeyLimit, UnknownJob
 from penstock.workspace.flow import STATUS, Flow, JobView
-from penstock.workspace.store.files import names_in
 from penstock.workspace.store.job_id import is_job_id
-from penstock.workspace.store.usage import footprint
+from penstock.workspace.store.kept_jobs import KeptJobs, job_footprint
 from penstock.workspace.work import Work
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 500
 MAX_READ = 2000  # jobs that are looked through for those of a key
-MAX_KEPT_JOBS = 64  # of a key, outside of batches: they stay until the operator removes them
 RETRY_AFTER_S = 60
 FIGURES = ("prompt_tokens", "completion_tokens", "seconds")  # of usage.json
 
@@ -126,21 +122,17 @@ class JobEndpoints:
         if caller.owner is None or self._workspace is None:
             return work.retry(job_id)
         with self._retrying:
-            kept = [view.job_id for view in self._seen_by(caller) if view.request is not None and view.request.batch is None]
-            if len(kept) >= MAX_KEPT_JOBS:
+            key = KeptJobs(self._workspace).free_key(caller.owner)
+            if key is None:
                 raise KeyLimit(
-                    f"This key has {len(kept)} jobs outside of batches, and may have {MAX_KEPT_JOBS}.",
+                    "This key has run as many jobs again as it may.",
                     retry_after=RETRY_AFTER_S,
                     hint="The operator removes those that have ended: penstock flow --gc --older-than 1d.",
                 )
-            with self._workspace.usage.reserve(caller.owner, sum(map(self._bytes_of, {*kept, job_id}))):
-                return work.retry(job_id)
-
-    def _bytes_of(self, job_id: str) -> int:
-        assert self._workspace is not None
-        with suppress(UnknownJob, FileNotFoundError), self._workspace.reading_job(job_id) as (_, folder):
-            return footprint(*(os.stat(name, dir_fd=folder, follow_symlinks=False).st_size for name in names_in(folder)))
-        return 0
+            with self._workspace.usage.reserve(caller.owner, job_footprint(self._workspace, job_id)):
+                again = work.retry(job_id, key=key)
+                self._workspace.usage.recount_jobs(caller.owner)
+                return again
 
     def _seen_by(self, caller: Caller) -> Iterable[JobView]:
         if self._workspace is None:

@@ -26,7 +26,7 @@ from penstock.doors.http.framing import encode
 from penstock.doors.jobs.endpoints import JobEndpoint
 from penstock.doors.jobs.metering import Metering
 from penstock.engine.job_factory import JobHandle
-from penstock.errors import EngineStopped, KeyLimit, NotReady, RequestError, UnknownModel
+from penstock.errors import EngineStopped, KeyLimit, KeyRevoked, NotReady, RequestError, UnknownModel
 from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import FINGERPRINT_BYTES
 from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Writer
@@ -171,6 +171,7 @@ class EngineRunner:
 
     def __init__(self, api: ApiConfig, endpoints: Mapping[str, JobEndpoint]) -> None:
         self._catalog = api.catalog
+        self._keys = api.keys
         self._limits = api.limits
         self._endpoints = endpoints
         self._tokenizing = threading.Semaphore(TOKENIZING_THREADS)
@@ -200,6 +201,8 @@ class EngineRunner:
         if served is None:
             names = ", ".join(name for name, _ in self._catalog.names())
             raise UnknownModel(f"Model '{request.model or '':.100}' is not served here.", hint=f"Served here: {names}.")
+        if request.batch is None:  # a batch looks after its lines
+            self._check_key(request.owner, served)
         context = Context(served, self._limits, request.owner, aborted)
         if request.endpoint is not None:
             endpoint = self._endpoint(request.endpoint)
@@ -219,6 +222,12 @@ class EngineRunner:
             constraint=None if answer_format is None else answer_format.compile(context.grammars),
         )
         return self._task(context, request, [job], None)
+
+    def _check_key(self, owner: str | None, served: ServedModel) -> None:
+        """Refuse a job that a key has run again, if it was revoked or is no longer for the model."""
+        if self._keys.is_valid(owner) is False:
+            raise KeyRevoked("The API key of this job is no longer valid.")
+        self._keys.check_model(owner, served.hosted.name, self._catalog.canonical)
 
     def _task(self, context: Context, request: WorkRequest, jobs: Sequence[JobRequest], exchange: Exchange | None) -> EngineTask:
         with self._tokenizing:

@@ -9,6 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,6 +19,7 @@ from penstock.errors import BadJob
 MAX_PROMPT_BYTES = 16 << 20
 MAX_RECORD_BYTES = 4 << 20  # request.json or usage.json
 MAX_RESULT_BYTES = 64 << 20
+BLOCK_BYTES = 4096  # files take whole blocks, and so does the folder around them
 MAX_NUMBER = 1e15  # for times in seconds and sizes in bytes: below this, floats are exact to the millisecond
 
 
@@ -106,6 +108,11 @@ def open_file(folder: int, name: str) -> int | None:
     return file
 
 
+def key_file(key: str) -> str:
+    """Name of the file for an idempotency key: a hash, since keys may be any text."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
 def has_file(folder: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -121,6 +128,20 @@ def names_in(folder: int) -> list[str]:
         return os.listdir(again)
     finally:
         os.close(again)
+
+
+def sizes_in(folder: int) -> dict[str, int]:
+    """The sizes of the files in an open folder, by name."""
+    sizes = {}
+    for name in names_in(folder):
+        with suppress(FileNotFoundError):  # removed meanwhile
+            sizes[name] = os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+    return sizes
+
+
+def footprint(*sizes: int) -> int:
+    """Bytes that a folder with files of these sizes takes."""
+    return BLOCK_BYTES * (1 + sum(max(1, -(-size // BLOCK_BYTES)) for size in sizes))
 
 
 def read_record(folder: int, name: str) -> dict[str, Any] | None:

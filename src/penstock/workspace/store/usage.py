@@ -1,4 +1,4 @@
-"""DiskUsage: how much each owner has stored in files, batches and responses, and whether more fits its limits.
+"""DiskUsage: how much each owner has stored in files, batches, responses and jobs, and whether more fits its limits.
 
 Sizes are read from the disk once. From then on this process counts its own changes, and compares names with the disk before it
 refuses anything: other processes may have removed something, and only what is new to it must be read.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 import time
 from collections import Counter
@@ -19,12 +18,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import BadJob, KeyLimit, StorageLimit
 from penstock.units import format_bytes
-from penstock.workspace.store.files import MAX_RECORD_BYTES, Place, names_in, read_file
+from penstock.workspace.store.files import MAX_RECORD_BYTES, Place, footprint, read_file, sizes_in
+from penstock.workspace.store.kept_jobs import KeptJobs
 
 if TYPE_CHECKING:
     from penstock.workspace.store.places import Places
 
-BLOCK_BYTES = 4096  # files take whole blocks, and so does the folder around them
 REFRESH_INTERVAL_S = 1.0  # between two looks at the disk before something is refused
 TOTALS_INTERVAL_S = 60.0
 RETRY_AFTER_S = 10  # for a batch more; when one will end is unknown
@@ -60,9 +59,9 @@ class Stored(NamedTuple):
     batches: int
 
 
-def footprint(*sizes: int) -> int:
-    """Bytes that a folder with files of these sizes takes."""
-    return BLOCK_BYTES * (1 + sum(max(1, -(-size // BLOCK_BYTES)) for size in sizes))
+class _KeptBytes(NamedTuple):
+    bytes: int
+    read_at: float  # on the monotonic clock
 
 
 class Reservation:
@@ -100,6 +99,8 @@ class DiskUsage:
         self._open = Counter[str | None]()
         self._reserved = Counter[str | None]()
         self._opening = Counter[str | None]()
+        self._kept_jobs = KeptJobs(places)
+        self._kept: dict[str, _KeptBytes] = {}  # of owners that were looked at
 
     # ---- before something is stored ----
 
@@ -127,9 +128,9 @@ class DiskUsage:
             return None
         with self._lock:
             self._load()
-            if limit <= self._used[owner] + self._reserved[owner]:
+            if limit <= self._taken(owner):
                 self._refresh(REFRESH_INTERVAL_S)
-            return limit - self._used[owner] - self._reserved[owner]
+            return limit - self._taken(owner)
 
     # ---- what was stored ----
 
@@ -145,6 +146,11 @@ class DiskUsage:
             found = self._read(place, name) if self._opened else None
             if found is not None:
                 self._set(place, name, replace(found, bytes=found.bytes + more))
+
+    def recount_jobs(self, owner: str) -> None:
+        """Count again the jobs that an owner has run again."""
+        with self._lock:
+            self._kept.pop(owner, None)
 
     def forget(self, place: Place, names: Iterable[str]) -> None:
         """Count no longer what was removed."""
@@ -168,7 +174,8 @@ class DiskUsage:
             self._load()
             self._refresh(TOTALS_INTERVAL_S)
             owners = {owner for counts in (self._used, self._open) for owner, count in counts.items() if count}
-            return {owner: Stored(self._used[owner], self._open[owner]) for owner in owners}
+            owners.update(owner for owner, kept in self._kept.items() if kept.bytes)
+            return {owner: Stored(self._used[owner] + self._kept_bytes(owner), self._open[owner]) for owner in owners}
 
     # ---- inside ----
 
@@ -185,7 +192,7 @@ class DiskUsage:
                 retry_after=RETRY_AFTER_S,
                 hint="Wait until one has ended, or cancel one.",
             )
-        used = self._used[owner] + self._reserved[owner]
+        used = self._taken(owner)
         if limits.bytes is None or used + size <= limits.bytes:
             return None
         allowed, taken, needed = map(format_bytes, (limits.bytes, used, size))
@@ -195,6 +202,18 @@ class DiskUsage:
             "(/v1/batches/ID); or ask the operator for more (penstock keys edit NAME --disk SIZE).",
         )
 
+    def _taken(self, owner: str | None) -> int:
+        return self._used[owner] + self._reserved[owner] + self._kept_bytes(owner)
+
+    def _kept_bytes(self, owner: str | None) -> int:
+        """Bytes of the jobs that an owner has run again. They grow while they run, so they are read once a second."""
+        if owner is None:
+            return 0
+        known = self._kept.get(owner)
+        if known is None or time.monotonic() > known.read_at + REFRESH_INTERVAL_S:
+            known = self._kept[owner] = _KeptBytes(self._kept_jobs.bytes(owner), time.monotonic())
+        return known.bytes
+
     def _load(self) -> None:
         """Read everything, unless that was done since the workspace was opened."""
         if self._opened != self._places.opened:
@@ -202,6 +221,7 @@ class DiskUsage:
             self._items = {place: {} for place in OWNER_FILES}
             self._used.clear()
             self._open.clear()
+            self._kept.clear()
             self._refreshed = -math.inf
             self._refresh(REFRESH_INTERVAL_S)
 
@@ -240,12 +260,7 @@ class DiskUsage:
         with self._places.reading_folder(name, place) as folder:
             if folder is None:
                 return None  # it was removed meanwhile
-            sizes: dict[str, int] = {}
-            for file in names_in(folder):
-                try:
-                    sizes[file] = os.stat(file, dir_fd=folder, follow_symlinks=False).st_size
-                except FileNotFoundError:
-                    continue
+            sizes = sizes_in(folder)
             is_open = place is Place.BATCHES and BATCH_END not in sizes
             answers = [sizes[BATCH_JOURNAL]] if is_open and BATCH_JOURNAL in sizes else []  # will be written to the output too
             return StoredItem(_owner(folder, place), footprint(*sizes.values(), *answers), is_open)

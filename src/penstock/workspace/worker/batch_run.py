@@ -32,11 +32,11 @@ from penstock.workspace.batch.lines import MAX_MISTAKES, BatchLine, Lines, Mista
 from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, Cancellation, Fact, Refusal, Results
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import put_file
-from penstock.workspace.store.files import FINISHED, Place, open_file
+from penstock.workspace.store.files import FINISHED, Place, key_file, open_file
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest
-from penstock.workspace.work import Work, key_file
+from penstock.workspace.work import Work
 from penstock.workspace.worker.line_jobs import LineJob, job_bytes, outcome_of, request_of
 
 SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait

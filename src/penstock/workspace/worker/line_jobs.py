@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from penstock.errors import BadJob, Cancelled, EngineError, RequestError, UnknownJob
 from penstock.workspace.batch.results import Cancellation
 from penstock.workspace.flow import Flow
+from penstock.workspace.store.files import footprint
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import WorkRequest, read_request
-from penstock.workspace.store.usage import footprint
 
 REQUEST_BYTES = 1 << 12  # of request.json and the like
 
