@@ -31,21 +31,25 @@ def test_experts_are_chosen_by_their_scores(experts: int, per_token: int, normal
     assert torch.allclose(shares.cpu(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("coded", [False, True])
 @pytest.mark.parametrize("tokens, experts, per_token", [(1, 8, 2), (3, 128, 8), (40, 4, 3), (300, 6, 2), (1, 1, 1)])
-def test_every_pair_is_in_one_tile_of_its_expert(tokens: int, experts: int, per_token: int, device: torch.device) -> None:
+def test_every_pair_is_in_one_tile_of_its_expert(
+    tokens: int, experts: int, per_token: int, coded: bool, device: torch.device
+) -> None:
     from penstock.kernels.triton.experts import group_by_expert
 
     generator = torch.Generator().manual_seed(tokens)
     chosen = torch.stack([torch.randperm(experts, generator=generator)[:per_token] for _ in range(tokens)]).int()
     if tokens == 40:
         chosen[:] = torch.tensor([3, 0, 1])  # an expert without tokens, and three with many
-    lists = group_by_expert(chosen.to(device), experts)
+    lists = group_by_expert(chosen.to(device), experts, coded=coded)
     pairs, order = chosen.view(-1).tolist(), lists.order.tolist()
     assert order == sorted(range(len(pairs)), key=lambda pair: pairs[pair])
     tiles = [tile for tile in lists.tiles.tolist() if tile[0] >= 0]
     assert [place for _, first, end in tiles for place in range(first, end)] == list(range(len(pairs)))
     assert all(pairs[order[place]] == expert for expert, first, end in tiles for place in range(first, end))
     assert all(0 < end - first <= lists.rows for _, first, end in tiles)
+    assert lists.rows == (64 if tokens == 300 and not coded else 32 if tokens in (40, 300) else 16)
 
 
 def make(kind: str, shape: tuple[int, int, int], seed: int, device: torch.device) -> tuple[Any, Tensor]:

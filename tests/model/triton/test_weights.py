@@ -11,10 +11,13 @@ import torch
 from gguf.constants import GGMLQuantizationType as GgufType
 from safetensors.torch import load_file, save_file
 
+from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
+from penstock.model import backend
 from penstock.model.packing import ROUTER, Fp8Packing, Packing
 from penstock.model.spec import read_spec
 from penstock.model.weights import WeightFiles
+from penstock.pipes.model_manager import ModelManager
 from tests.kernels.test_native_model import convert_gguf, write_model
 from tests.parity.tiny_models import BLOCK_SIZE, Pipeline
 
@@ -96,3 +99,22 @@ def test_hashes_are_of_the_files_and_sizes_those_that_were_counted(quant, device
     linears = (layer.qkv, layer.output, layer.mlp._gate_up, layer.mlp._down)
     held = sum(part.nbytes for linear in linears for part in linear._parts)
     assert held == pytest.approx(packing.layer_bytes(0), rel=0.05)
+
+
+def test_a_model_is_loaded_with_its_packing(device, native, tmp_path, monkeypatch) -> None:
+    from penstock.model.triton.ends import TritonEndModel
+    from penstock.model.triton.segment import TritonModel
+
+    monkeypatch.setenv(backend.VARIABLE, "triton")
+    monkeypatch.setitem(backend._LACKING, "triton", lambda *asked: "")  # not even a GPU
+    manager = ModelManager(EngineConfig(block_size=BLOCK_SIZE))
+    for folder, quant, precision in (
+        (write_model(tmp_path / "model"), "int4", "int4"),
+        (convert_gguf(tmp_path / "q4", GgufType.Q4_1), "none", "q4_1"),
+    ):
+        loaded = manager.load(str(folder), device=device.type, quant=quant, kv_memory=4_000_000)
+        assert loaded.precision == precision
+        assert isinstance(loaded.segments[0], TritonModel)
+        assert isinstance(loaded.ends, TritonEndModel)
+        assert loaded.segments[0]._layers[0].qkv._parts[0].bits == 4
+        assert loaded.ends._output.bits in (4, 8)

@@ -106,7 +106,8 @@ def _accelerator() -> Iterator[Finding]:
 
 
 def _triton(capability: tuple[int, int]) -> Iterator[Finding]:
-    from penstock.model.backend import MIN_CAPABILITY, VARIABLE
+    from penstock.kernels.library import load
+    from penstock.model.backend import FP8_CAPABILITY, MIN_CAPABILITY, VARIABLE
 
     lost = "PyTorch computes on the GPU, several times slower where single tokens are computed"
     try:
@@ -119,7 +120,8 @@ def _triton(capability: tuple[int, int]) -> Iterator[Finding]:
     elif os.environ.get(VARIABLE) == "torch":
         yield Finding("Triton", CheckResult.WARNING, f"{version}; {VARIABLE}=torch turns it off: {lost}", f"Unset {VARIABLE}.")
     else:
-        yield Finding("Triton", CheckResult.GOOD, version)
+        rounded = [*(["fp8"] if capability >= FP8_CAPABILITY else []), *(["int8", "int4"] if load() is not None else [])]
+        yield Finding("Triton", CheckResult.GOOD, f"{version}; --quant may be {', '.join(rounded) or 'none'}")
 
 
 def _processor() -> Iterator[Finding]:

@@ -145,7 +145,7 @@ def summarize(name: str, folder: Path) -> ModelSummary:
         context=spec.context,
         parameters=parameters,
         tensor_types=dict(types.most_common()),
-        computed="as published, by native kernels" if load() is not None and spec.experts is None else "by PyTorch",
+        computed="as published, by native kernels" if load() is not None else "by PyTorch",
         chat_template=_has_chat_template(folder),
         size_on_disk=size_on_disk(folder),
         folder=folder,

@@ -8,6 +8,7 @@ Sizes depend on the number of tokens alone, so that a CUDA graph can hold it all
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,11 @@ from torch import Tensor
 from penstock.kernels.triton import expert_kernels as kernels
 from penstock.kernels.triton.products import CardWeight
 
+MAX_CODED_ROWS = 32  # of a tile: Triton 3.6 cannot compile larger ones with weights out of codes
+# by the most rows of a tile: its outputs, the inputs that it takes at once, and its warps
+TILES = {16: (64, 128, 4), 32: (64, 128, 4), 64: (128, 64, 4), 128: (128, 64, 8)}
+# up to how many pairs that an expert has on average such a tile is the fastest
+_FULL = {16: 8, 32: 32, 64: 128, 128: math.inf}
 _BLOCK = 1024
 
 
@@ -38,7 +44,7 @@ class CardExperts:
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden] in fp32"""
         shares, chosen = choose_experts(F.linear(x.float(), self.router), self.per_token, normalised=self.normalised)
-        lists = group_by_expert(chosen, len(self.router))
+        lists = group_by_expert(chosen, len(self.router), coded=bool(self.gate_up.bits or self.down.bits))
         inner = gated(_product(x, self.gate_up, lists, None, self.per_token), self.activation)
         parts = _product(inner, self.down, lists, shares, 1)
         out = torch.empty(len(x), x.shape[1], dtype=torch.float32, device=x.device)
@@ -71,10 +77,10 @@ def choose_experts(scores: Tensor, per_token: int, *, normalised: bool) -> tuple
     return shares, chosen
 
 
-def group_by_expert(chosen: Tensor, experts: int) -> ExpertLists:
-    """List the pairs of each expert, and cut the lists into tiles. chosen: int32 [T, per_token]"""
+def group_by_expert(chosen: Tensor, experts: int, *, coded: bool) -> ExpertLists:
+    """List the pairs of each expert, and cut the lists into tiles. chosen: int32 [T, per_token]; coded: weights are codes."""
     pairs = chosen.numel()
-    rows = 16 if pairs <= 16 * experts else 32
+    rows = next(rows for rows, most in _FULL.items() if pairs <= most * experts or (coded and rows == MAX_CODED_ROWS))
     slots = min(pairs, pairs // rows + experts)
     order = torch.empty(pairs, dtype=torch.int32, device=chosen.device)
     tiles = torch.empty(slots, 3, dtype=torch.int32, device=chosen.device)
@@ -99,11 +105,12 @@ def _product(x: Tensor, weight: CardWeight, lists: ExpertLists, shares: Tensor |
     scales = weight.data if weight.scales is None else weight.scales
     if not x.is_cuda:
         x = x.float()  # Triton's interpreter has no products in bf16
-    kernels.grouped_product[(len(lists.tiles), triton.cdiv(count, 64))](
+    outputs, block, warps = TILES[lists.rows]
+    kernels.grouped_product[(len(lists.tiles), triton.cdiv(count, outputs))](
         x, weight.data, scales, scales if weight.minima is None else weight.minima,
         scales if shares is None else shares, out, lists.order, lists.tiles, count, width, per_row,
         BITS=weight.bits, ZERO=weight.zero, SCALED=weight.scales is not None and not weight.bits,
         MINIMA=weight.minima is not None, SHARED=shares is not None,
-        ROWS=lists.rows, OUTPUTS=64, BLOCK=128, num_warps=4, num_stages=3,
+        ROWS=lists.rows, OUTPUTS=outputs, BLOCK=block, num_warps=warps, num_stages=3,
     )  # fmt: skip
     return out

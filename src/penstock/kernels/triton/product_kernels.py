@@ -96,15 +96,15 @@ def few_rows_coded(
 
 
 @triton.jit
-def one_row_plain(x, weights, scales, out, count, width, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr):
-    """One row, with weights that are numbers and have a scale for each output."""
+def one_row_plain(x, weights, scales, out, count, WIDTH: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr):
+    """One row, with weights that are numbers and have a scale for each output. All of a program's loads begin at once."""
     n = (tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
     total = tl.zeros((OUTPUTS, BLOCK), tl.float32)
-    for start in range(0, width, BLOCK):
+    for start in tl.static_range(0, WIDTH, BLOCK):
         k = start + tl.arange(0, BLOCK)
-        some = (n < count)[:, None] & (k < width)[None, :]
-        w = tl.load(weights + n[:, None] * width + k[None, :], mask=some, other=0.0, eviction_policy="evict_first")
-        xs = tl.load(x + k, mask=k < width, other=0.0)
+        some = (n < count)[:, None] & (k < WIDTH)[None, :]
+        w = tl.load(weights + n[:, None] * WIDTH + k[None, :], mask=some, other=0.0, eviction_policy="evict_first")
+        xs = tl.load(x + k, mask=k < WIDTH, other=0.0)
         total += w.to(tl.float32) * xs.to(tl.float32)[None, :]
     found = tl.sum(total, axis=1) * tl.load(scales + n, mask=n < count, other=0.0)
     tl.store(out + n, found.to(out.dtype.element_ty), mask=n < count)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -149,19 +150,14 @@ def product(x: Tensor, weight: CardWeight, dtype: torch.dtype | None = None) -> 
         return _few_rows(x, weight, dtype)
     if rows == 1:
         return _one_row(x, weight, dtype)
-    if (
-        weight.bits == 0
-        and rows >= MANY_ROWS
-        and x.is_cuda
-        and has_fp8(x.device)
-        and weight.outputs % 16 == weight.inputs % 16 == 0
-    ):
+    if weight.bits == 0 and rows >= MANY_ROWS and has_fp8(x.device) and weight.outputs % 16 == weight.inputs % 16 == 0:
         return _in_fp8(x, weight, dtype)
     if rows >= UNPACKED_ROWS:
         return _in_numbers(x, unpack(weight, x.dtype), dtype)
     return _many_rows(x, weight, dtype)
 
 
+@cache
 def has_fp8(device: torch.device) -> bool:
     """Whether a card multiplies numbers in fp8."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 9)
@@ -209,9 +205,13 @@ def _in_numbers(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _one_row(x: Tensor, weight: CardWeight, dtype: torch.dtype) -> Tensor:
     out = torch.empty(1, weight.outputs, dtype=dtype, device=x.device)
-    kernels.one_row_plain[(triton.cdiv(weight.outputs, 2),)](
-        x, weight.data, weight.scales, out, weight.outputs, weight.inputs, OUTPUTS=2, BLOCK=1024, num_warps=1
-    )
+    # a few whole outputs, as long as that leaves each thread some 64 bytes of registers for them
+    block = triton.next_power_of_2(weight.inputs) if weight.inputs <= 8192 else 2048
+    outputs = min(16, 16384 // block) if weight.inputs <= 8192 else 2
+    kernels.one_row_plain[(triton.cdiv(weight.outputs, outputs),)](
+        x, weight.data, weight.scales, out, weight.outputs,
+        WIDTH=weight.inputs, OUTPUTS=outputs, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return out
 
 
