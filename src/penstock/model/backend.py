@@ -118,8 +118,6 @@ def _triton_lacks(spec: ModelSpec, dtype: str, device: torch.device) -> str:
         return f"{torch.cuda.get_device_name(device)} is older than what Triton computes on"
     if spec.head_dim > TRITON_MAX_HEAD_DIM:
         return f"the Triton kernels do not compute heads of {spec.head_dim} numbers"
-    if spec.kv_groups.count > 1:
-        return "the Triton kernels want layers that all look equally far back"
     return ""
 
 

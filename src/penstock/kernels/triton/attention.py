@@ -29,8 +29,10 @@ class Paged(NamedTuple):
     """The KV of a layer, and where the texts of a pass lie in it.
 
     kv: [slots, 2, kv_heads, head_dim]
-    tables: in int32, a row for each Span; stride: [1] in int32, the width of these rows.
+    tables: in int32, a row for each Span, from the first block of the layer's group on; stride: [1] in int32, the width of
+        these rows.
     window: how many positions back a token sees, its own included; None for all.
+    groups: of layers; each has every so many-th block of a row.
     """
 
     kv: Tensor
@@ -38,6 +40,7 @@ class Paged(NamedTuple):
     stride: Tensor
     block_size: int
     window: int | None = None
+    groups: int = 1
 
 
 def attend_decodes(q: Tensor, paged: Paged, rows: Tensor, lengths: Tensor, out: Tensor, *, splits: int) -> None:
@@ -77,6 +80,7 @@ def attend_decodes(q: Tensor, paged: Paged, rows: Tensor, lengths: Tensor, out: 
         **fixed,
         GROUP_BLOCK=max(SMALLEST_DOT, triton.next_power_of_2(group)),
         BLOCK_SIZE=paged.block_size,
+        GROUPS=paged.groups,
         KEYS=KEYS,
         SPLITS=splits,
         num_warps=4,
@@ -92,7 +96,7 @@ def attend_decodes(q: Tensor, paged: Paged, rows: Tensor, lengths: Tensor, out: 
 def _decode(
     q, q_stride, kv, rows, lengths, tables, stride, out, weights, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, GROUP_BLOCK: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     span, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -116,7 +120,7 @@ def _decode(
     for at in range(begin, end, KEYS):
         position = at + tl.arange(0, KEYS)
         seen = (position < end) & (position >= first)
-        block = tl.load(table + position // BLOCK_SIZE, mask=seen, other=0).to(tl.int64)
+        block = tl.load(table + position // BLOCK_SIZE * GROUPS, mask=seen, other=0).to(tl.int64)
         base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM
         keys = tl.load(base[None, :] + d[:, None], mask=seen[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
         scores = tl.where(seen[None, :], tl.dot(query, keys, input_precision="ieee") * scale, -1.0e30)
@@ -190,6 +194,7 @@ def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
         GROUP_BLOCK=group_block,
         ROWS=max(SMALLEST_DOT, chunk_tokens(heads, kv_heads) * group_block),
         BLOCK_SIZE=paged.block_size,
+        GROUPS=paged.groups,
         KEYS=32 if wide else KEYS,
         num_warps=8,
         num_stages=2 if wide else 3,
@@ -200,7 +205,7 @@ def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
 def _chunks(
     q, q_stride, kv, tiles, tables, stride, out, scale, window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, GROUP_BLOCK: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     head, tile = tl.program_id(0), tl.program_id(1)
     group: tl.constexpr = HEADS // KV_HEADS
@@ -229,7 +234,7 @@ def _chunks(
         held = position < end
         if window > 0:
             held &= position > start - window  # blocks before the window may be gone
-        block = tl.load(table + position // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
+        block = tl.load(table + position // BLOCK_SIZE * GROUPS, mask=held, other=0).to(tl.int64)
         base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM
         keys = tl.load(base[None, :] + d[:, None], mask=held[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
         seen = position[None, :] <= own[:, None]

@@ -18,11 +18,12 @@ MAX_SPLITS = 64
 class PassColumns(NamedTuple):
     """On the device, in int32.
 
-    positions, slots: [T]; a slot of -1 is not written.
+    positions: [T]
+    slots: [groups, T], for the layers of each WindowGroup; a slot of -1 is not written.
     rows, lengths: [decodes], of Spans with one token: its row, and how many positions it sees.
     tiles: [tiles, 4], pieces of longer Spans.
     tables, stride: rows of block tables, those of decodes first, and the width of such a row, [1].
-    whole: (first row, tokens) of Spans that begin their texts and are long.
+    whole, whole_tiles: (first row, tokens) of Spans that begin their texts and are long, and their pieces, which are no `tiles`.
     splits: parts of a text that decodes look at side by side.
     """
 
@@ -33,53 +34,62 @@ class PassColumns(NamedTuple):
     tiles: Tensor
     tables: Tensor
     stride: Tensor
+    whole_tiles: Tensor
     whole: Sequence[tuple[int, int]] = ()
     splits: int = 1
 
 
 def upload_columns(
-    batch: Batch, block_size: int, device: torch.device, *, tile: int, kv_heads: int, whole_from: int | None
+    batch: Batch,
+    block_size: int,
+    device: torch.device,
+    *,
+    groups: int = 1,
+    tile: int,
+    kv_heads: int,
+    whole_from: int | None,
 ) -> PassColumns:
     """The columns of any batch, in one copy.
 
+    groups: of layers that have blocks of their own.
     tile: tokens of a tile.
     whole_from: tokens that a Span at the beginning of its text must have to be in `whole`; None for no such Spans.
     """
     starts, counts = batch.starts, batch.counts
     first = np.cumsum(counts) - counts  # the first row of each Span
-    positions, slots = positions_and_slots(batch, block_size)
+    positions, slots = positions_and_slots(batch, block_size, groups)
     single = counts == 1
-    decodes, chunks = np.flatnonzero(single), np.flatnonzero(~single)
-    whole: list[tuple[int, int]] = []
+    decodes, chunks, whole = np.flatnonzero(single), np.flatnonzero(~single), np.empty(0, dtype=np.int64)
     if whole_from is not None and len(chunks):
         alone = (starts[chunks] == 0) & (counts[chunks] >= whole_from)
-        whole = [(int(first[i]), int(counts[i])) for i in chunks[alone]]
-        chunks = chunks[~alone]
-    width = int(((starts + counts - 1) // block_size).max()) + 1
-    order = np.concatenate((decodes, chunks))
+        chunks, whole = chunks[~alone], chunks[alone]
+    width = (int(((starts + counts - 1) // block_size).max()) + 1) * groups
+    order = np.concatenate((decodes, chunks, whole))
     tables = batch.tables[:, :width] if len(decodes) == len(batch) else batch.tables[order, :width]
     lengths = starts[decodes] + 1
     tiles = _tiles(starts[chunks], counts[chunks], first[chunks], len(decodes), tile)
-    parts = [positions, slots, first[decodes], lengths, tiles, np.array([tables.shape[1]]), tables]
+    whole_tiles = _tiles(starts[whole], counts[whole], first[whole], len(decodes) + len(chunks), tile)
+    parts = [positions, slots, first[decodes], lengths, tiles, whole_tiles, np.array([tables.shape[1]]), tables]
     sizes = [part.size for part in parts]
     flat = upload(np.concatenate([part.ravel() for part in parts]).astype(np.int32, copy=False), device)
     on_device = torch.split(flat, sizes)
     splits = choose_splits(len(decodes), int(lengths.max()), kv_heads) if len(decodes) else 1
     return PassColumns(
         positions=on_device[0],
-        slots=on_device[1],
+        slots=on_device[1].view(groups, -1),
         rows=on_device[2],
         lengths=on_device[3],
         tiles=on_device[4].view(-1, 4),
-        stride=on_device[5],
-        tables=on_device[6],
-        whole=whole,
+        whole_tiles=on_device[5].view(-1, 4),
+        stride=on_device[6],
+        tables=on_device[7],
+        whole=[(int(first[i]), int(counts[i])) for i in whole],
         splits=splits,
     )
 
 
-def positions_and_slots(batch: Batch, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of every row of a batch, [T] each."""
+def positions_and_slots(batch: Batch, block_size: int, groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Of every row of a batch: [T], and [groups, T]."""
     starts, counts = batch.starts, batch.counts
     piece, positions = np.arange(len(starts)), starts
     if (counts != 1).any():
@@ -87,7 +97,8 @@ def positions_and_slots(batch: Batch, block_size: int) -> tuple[np.ndarray, np.n
         before = np.repeat(np.cumsum(counts) - counts, counts)  # rows of earlier Spans
         positions = starts[piece] + np.arange(len(piece)) - before
     block, offset = np.divmod(positions, block_size)
-    return positions, batch.tables[piece, block].astype(np.int64) * block_size + offset
+    blocks = batch.tables[piece, block * groups + np.arange(groups)[:, None]]
+    return positions, blocks.astype(np.int64) * block_size + offset
 
 
 def choose_splits(spans: int, longest: int, kv_heads: int) -> int:

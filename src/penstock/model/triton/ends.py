@@ -101,7 +101,7 @@ class LocalDecoder:
     def __init__(self, segment: TritonModel, ends: TritonEndModel) -> None:
         self.segment = segment
         self._ends = ends
-        self.graphs = StepGraphs(StepInputs(segment.device, segment.spec.kv_heads, segment.block_size), self._step)
+        self.graphs = StepGraphs(segment.step_inputs(), self._step)
         self._logits = torch.empty(0, ends.spec.vocab, device=segment.device)
 
     def fits(self, batch: Batch) -> bool:

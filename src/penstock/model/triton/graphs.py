@@ -6,13 +6,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.domain.blocks import NULL_BLOCK
 from penstock.model.batch import Batch
-from penstock.model.triton.columns import PassColumns, choose_splits
+from penstock.model.triton.columns import PassColumns, choose_splits, positions_and_slots
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_ROWS = SIZES[-1]
@@ -29,8 +28,9 @@ class StepInputs:
     hidden: [rows, hidden] in fp32, of a segment that is not the first.
     """
 
-    def __init__(self, device: torch.device, kv_heads: int, block_size: int, *, hidden: int = 0) -> None:
+    def __init__(self, device: torch.device, kv_heads: int, block_size: int, *, groups: int = 1, hidden: int = 0) -> None:
         self._device = device
+        self._groups = groups
         self._kv_heads = kv_heads
         self._block_size = block_size
         self._hidden_size = hidden
@@ -38,10 +38,10 @@ class StepInputs:
 
     def _allocate(self) -> None:
         """At the first step: a segment may never need them."""
-        self._flat = torch.zeros(4 * MAX_ROWS + 1 + MAX_ENTRIES, dtype=torch.int32, device=self._device)
-        self.ids, self._positions, self._slots, self._lengths, self._stride, self._tables = torch.split(
-            self._flat, [MAX_ROWS, MAX_ROWS, MAX_ROWS, MAX_ROWS, 1, MAX_ENTRIES]
-        )
+        sizes = [MAX_ROWS, MAX_ROWS, MAX_ROWS, self._groups * MAX_ROWS, 1, MAX_ENTRIES]
+        self._flat = torch.zeros(sum(sizes), dtype=torch.int32, device=self._device)
+        self.ids, self._positions, self._lengths, slots, self._stride, self._tables = torch.split(self._flat, sizes)
+        self._slots = slots.view(self._groups, MAX_ROWS)
         self._rows = torch.arange(MAX_ROWS, dtype=torch.int32, device=self._device)
         self.hidden = torch.zeros(MAX_ROWS, self._hidden_size, device=self._device) if self._hidden_size else torch.empty(0)
         self._ready = True
@@ -50,7 +50,7 @@ class StepInputs:
         """Whether this is a step of decodes, and not too large."""
         if len(batch) > MAX_ROWS or (batch.counts != 1).any():
             return False
-        return _padded(len(batch)) * (int(batch.starts.max()) // self._block_size + 1) <= MAX_ENTRIES
+        return _padded(len(batch)) * (int(batch.starts.max()) // self._block_size + 1) * self._groups <= MAX_ENTRIES
 
     def fill(self, batch: Batch, ids: Sequence[int] | None) -> tuple[int, int]:
         """Upload a step's columns; returns its padded number of rows, and its splits.
@@ -59,21 +59,21 @@ class StepInputs:
         """
         if not self._ready:
             self._allocate()
-        count, size = len(batch), self._block_size
+        count, size, groups = len(batch), self._block_size, self._groups
         rows = _padded(count)
         longest = int(batch.starts.max()) + 1
-        width = -(-longest // size)
-        host = torch.empty(4 * MAX_ROWS + 1 + rows * width, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        width = -(-longest // size) * groups
+        fixed = (3 + groups) * MAX_ROWS
+        host = torch.empty(fixed + 1 + rows * width, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         flat = host.numpy()
-        columns = flat[: 4 * MAX_ROWS].reshape(4, MAX_ROWS)
+        columns = flat[:fixed].reshape(3 + groups, MAX_ROWS)
         if ids is not None:
             columns[0, :count], columns[0, count:rows] = ids, 0
         columns[1, :count], columns[1, count:rows] = batch.starts, 0
-        columns[2, :count] = batch.tables[np.arange(count), batch.starts // size] * size + batch.starts % size
-        columns[2, count:rows] = -1
-        columns[3, :count], columns[3, count:rows] = batch.starts + 1, 0
-        flat[4 * MAX_ROWS] = width
-        tables = flat[4 * MAX_ROWS + 1 :].reshape(rows, width)
+        columns[2, :count], columns[2, count:rows] = batch.starts + 1, 0
+        columns[3:, :count], columns[3:, count:rows] = positions_and_slots(batch, size, groups)[1], -1
+        flat[fixed] = width
+        tables = flat[fixed + 1 :].reshape(rows, width)
         tables[:count], tables[count:] = batch.tables[:, :width], NULL_BLOCK
         begin = MAX_ROWS if ids is None else 0
         self._flat[begin : len(host)].copy_(host[begin:], non_blocking=True)
@@ -82,10 +82,11 @@ class StepInputs:
     def columns(self, rows: int, splits: int) -> PassColumns:
         return PassColumns(
             positions=self._positions[:rows],
-            slots=self._slots[:rows],
+            slots=self._slots[:, :rows],
             rows=self._rows[:rows],
             lengths=self._lengths[:rows],
             tiles=self._rows[:0].view(0, 4),
+            whole_tiles=self._rows[:0].view(0, 4),
             tables=self._tables,
             stride=self._stride,
             splits=splits,

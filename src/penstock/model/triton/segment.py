@@ -53,8 +53,6 @@ class Residual:
 
 
 class TritonModel:
-    """A Segment whose layers all look equally far back."""
-
     def __init__(
         self,
         spec: ModelSpec,
@@ -68,13 +66,14 @@ class TritonModel:
         packing: Packing | Fp8Packing | None = None,
         progress: Progress = silent,
     ) -> None:
-        (self._window,) = spec.kv_groups.windows
         self.spec = spec
         self.layers = layers
         self.dtype = dtype
         self.device = device
-        self.kv_blocks = kv_blocks
         self.block_size = block_size
+        self._groups = groups = spec.kv_groups
+        parts = groups.parts_within(layers, kv_blocks)
+        self.kv_blocks = groups.rows_within(layers, kv_blocks)
         reader = CardReader(spec, files, packing, dtype=dtype, device=device)
         builder = CardLayerBuilder(spec, reader, dtype, device)
         ropes = distinct([spec.rope_of(index) for index in layers.layers()])
@@ -82,7 +81,9 @@ class TritonModel:
             (frequencies.to(device), scale)
             for frequencies, scale in (inverse_frequencies(rope, rope.width(spec.head_dim)) for rope in ropes)
         ]
-        slots = (kv_blocks + 1) * block_size  # block 0 stays empty: padding points there
+        slots = (parts + 1) * block_size  # block 0 stays empty: padding points there
+        places = groups.places(layers)
+        memory = [torch.zeros(slots, 2, spec.kv_heads, spec.head_dim, dtype=dtype, device=device) for _ in range(1 + max(places))]
         self._layers: list[Layer] = []
         doing = reader.describe(layers)
         hashes = hashlib.sha256()
@@ -90,15 +91,18 @@ class TritonModel:
             progress(doing, done, layers.size)
             weights, digest = reader.layer(index)
             hashes.update(digest)
-            kv = torch.zeros(slots, 2, spec.kv_heads, spec.head_dim, dtype=dtype, device=device)
-            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), kv))
+            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), memory[places[done]]))
         progress(doing, layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
         self._tile = chunk_tokens(spec.heads, spec.kv_heads)
         half = dtype in (torch.bfloat16, torch.float16)
         self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
         self.capturable = device.type == "cuda"
-        self._graphs = StepGraphs(StepInputs(device, spec.kv_heads, block_size, hidden=spec.hidden), self._captured)
+        self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden), self._captured)
+
+    def step_inputs(self, hidden: int = 0) -> StepInputs:
+        """Of captured steps through these layers. hidden: as in StepInputs."""
+        return StepInputs(self.device, self.spec.kv_heads, self.block_size, groups=self._groups.count, hidden=hidden)
 
     @torch.inference_mode()
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
@@ -111,6 +115,7 @@ class TritonModel:
                 batch,
                 self.block_size,
                 self.device,
+                groups=self._groups.count,
                 tile=self._tile,
                 kv_heads=self.spec.kv_heads,
                 whole_from=self._whole_from,
@@ -127,7 +132,7 @@ class TritonModel:
         angles = [_angles(columns.positions, *rope) for rope in self._ropes]
         for layer in part:
             qkv = layer.qkv(residual.norm(layer.input_norm, eps, self.dtype))  # [T, (heads + 2 kv_heads) * head_dim]
-            rotate_and_store(qkv, layer.kv, columns.slots, *angles[layer.rope], spec.heads, layer.qk_norm, eps)
+            rotate_and_store(qkv, layer.kv, columns.slots[layer.group], *angles[layer.rope], spec.heads, layer.qk_norm, eps)
             attended = torch.empty(len(qkv), width, dtype=self.dtype, device=self.device)
             self._attend(qkv, layer, columns, attended)
             residual.add(layer.output(attended), layer.post_attention_norm)
@@ -135,34 +140,34 @@ class TritonModel:
 
     @torch.inference_mode()
     def wipe(self, piece: BatchPiece) -> None:
-        _, slots = positions_and_slots(Batch.of([piece]), self.block_size)
+        _, slots = positions_and_slots(Batch.of([piece]), self.block_size, self._groups.count)
         at = upload(slots, self.device)
         for layer in self._layers:
-            layer.kv.index_fill_(0, at, 0)
+            layer.kv.index_fill_(0, at[layer.group], 0)
 
     def _attend(self, qkv: Tensor, layer: Layer, columns: PassColumns, out: Tensor) -> None:
         """qkv [T, (heads + 2 kv_heads) * head_dim], rotated and stored -> out [T, heads * head_dim]"""
-        spec = self.spec
+        spec, window = self.spec, self._groups.windows[layer.group]
         heads = qkv.view(len(qkv), -1, spec.head_dim)
         q = heads[:, : spec.heads]
-        paged = Paged(layer.kv, columns.tables, columns.stride, self.block_size, self._window)
+        tables = columns.tables[layer.group :]
+        paged = Paged(layer.kv, tables, columns.stride, self.block_size, window, self._groups.count)
         if len(columns.rows):
             attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=columns.splits)
         if len(columns.tiles):
             attend_chunks(q, paged, columns.tiles, out)
+        if window is not None and any(n > window for _, n in columns.whole):
+            attend_chunks(q, paged, columns.whole_tiles, out)
+            return
         for row, n in columns.whole:
-            self._attend_whole(heads[row : row + n], self._window, out[row : row + n])
+            self._attend_whole(heads[row : row + n], out[row : row + n])
 
-    def _attend_whole(self, heads: Tensor, window: int | None, out: Tensor) -> None:
+    def _attend_whole(self, heads: Tensor, out: Tensor) -> None:
         """heads [n, heads + 2 kv_heads, head_dim] of a chunk that begins its text -> out [n, heads * head_dim]"""
         spec, n = self.spec, len(heads)
         q, k, v = torch.split(heads.transpose(0, 1).unsqueeze(0), [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
-        mask = None
-        if window is not None and window < n:
-            at = torch.arange(n, device=self.device)
-            mask = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - window)
         with sdpa_kernel(WHOLE_BACKENDS, set_priority=True):
-            found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+            found = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         out.view(n, spec.heads, spec.head_dim).copy_(found.squeeze(0).transpose(0, 1))
 
     def _captured(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:
