@@ -25,11 +25,11 @@ NAMES = ["claude-opus-5-5", "model_id", "after_id", "before_id"]  # that the tes
 # The tests ask for answers of 1024 tokens. There is memory for 48 here, with the question.
 CONFIG = """
 [[hosted_models]]
-id = "smollm2-135m"
+id = "{model}"
 dtype = "float32"
-kv_memory = "2.3MB"
+kv_memory = "13KB"
 [aliases]
-""" + "\n".join(f'"{name}" = "smollm2-135m"' for name in NAMES)
+""" + "\n".join(f'"{name}" = "{{model}}"' for name in NAMES)
 
 # The tests' conftest imports two packages that record answers of the real API; nothing is recorded here.
 RECORDERS = {
@@ -53,8 +53,8 @@ def recorders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_clients_own_tests_pass(tmp_path: Path, recorders: Path, default_model_folder: Path) -> None:
+def test_the_clients_own_tests_pass(tmp_path: Path, recorders: Path, small_model_folder: Path) -> None:
     suite = unpacked("anthropic", tmp_path)
-    with running_server(config=CONFIG) as server:
+    with running_server(config=CONFIG.format(model=small_model_folder)) as server:
         count = passed(suite, server.url, SUITES, "-p", "http_snapshot", left_out=DESELECTED, PYTHONPATH=str(recorders))
     assert count >= 130  # both clients, loose and strict, whole and streamed
