@@ -15,7 +15,7 @@ from penstock.config.keys import KeyFolder
 from penstock.doors.access.keys import Keys
 from penstock.pipes.model_manager import LoadedModel
 from tests.console.conftest import Visit, Visitors
-from tests.server import ServerThread, server_thread
+from tests.server import ServerThread, running_server, server_thread
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -201,6 +201,33 @@ def test_the_keyboard_is_enough(chat: Visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("n")
     page.get_by_role("heading", name="New conversation").wait_for()
+
+
+def test_one_of_several_models_is_chosen_and_stays_with_its_conversation(
+    visitors: Visitors, small_model_folder: Path, tiny_chat_model: Path
+) -> None:
+    first, second = str(small_model_folder), str(tiny_chat_model)
+    models = "".join(f'[[hosted_models]]\nid = "{model}"\nkv_memory = "5MB"\n' for model in (first, second))
+    with running_server("--workspace", "none", config=models) as server, visitors.visit(server.url) as visit:
+        page = visit.open("chat")
+        set_numbers(page, max_tokens="4")
+        choice = page.get_by_label("Model")
+        assert choice.locator("option").all_inner_texts() == [first, second]
+        for model, text in ((second, "Hi."), (first, "Hello.")):
+            page.get_by_role("button", name="New conversation").first.click()
+            choice.select_option(model)
+            with page.expect_request("**/v1/chat/completions") as sent:
+                ask(page, text)
+            assert sent.value.post_data_json["model"] == model
+            ended(page)
+            assert model in page.locator(".stats").inner_text()
+        page.reload()
+        page.get_by_label("Model").locator("option").first.wait_for(state="attached")
+        assert choice.input_value() == first
+        page.get_by_role("region", name="Conversations").get_by_role("button", name="Hi.", exact=True).click()
+        ended(page)
+        assert choice.input_value() == second
+        assert not visit.faults()
 
 
 def test_a_wrong_key_is_refused_and_a_right_one_stays_in_the_tab(

@@ -6,12 +6,14 @@ import { mistakes, requestOf, stream } from "./request.js";
 import { add, change, exported, imported, newConversation, shown } from "./tree.js";
 
 const SAVE_EVERY_MS = 2000;
-// Servers behind one address, each below its own path, have their own conversations.
-const PREFIX = `penstock.chat ${new URL(".", document.baseURI).pathname} `;
+// Servers behind one address, each below its own path, have their own conversations and models.
+const PATH = new URL(".", document.baseURI).pathname;
+const PREFIX = `penstock.chat ${PATH} `;
+const CHOSEN = `penstock.model ${PATH}`;
 
 class Chats extends Store {
   models = [];
-  model = "";
+  model = localStorage.getItem(CHOSEN) ?? "";
   problem = "";
   current = newConversation();
   #all = new Map(); // by id, without what is only in `current`
@@ -57,6 +59,7 @@ class Chats extends Store {
 
   choose(model) {
     this.model = model;
+    localStorage.setItem(CHOSEN, model);
     this.changed();
   }
 
@@ -65,8 +68,11 @@ class Chats extends Store {
     this.changed();
   }
 
+  /** Show a conversation. It goes on with the model of its last answer. */
   open(id) {
     this.current = this.#all.get(id) ?? this.current;
+    const { model } = shown(this.current).findLast((message) => message.role === "assistant") ?? {};
+    if (this.models.includes(model)) this.model = model;
     this.changed();
   }
 

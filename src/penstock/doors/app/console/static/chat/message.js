@@ -88,9 +88,10 @@ function Branches({ conversation, message, busy }) {
 }
 
 /** What an answer took, in a line. */
-export function describe({ stats, finish }) {
+export function describe({ model, stats, finish }) {
   if (!stats) return "";
   return [
+    chats.models.length > 1 && model,
     `${count(stats.tokens)} tokens`,
     stats.rate !== null && `${rate(stats.rate)} tokens/s`,
     stats.first !== null && `first after ${seconds(stats.first)}`,
