@@ -71,6 +71,38 @@ def test_a_bomb_that_comes_again_is_refused_at_once(make_grammars: MakeGrammars,
         request_of(grammars, "another key").json_schema(bomb, field="f")
 
 
+def test_a_key_that_compiles_all_the_time_waits_and_others_do_not(make_grammars: MakeGrammars) -> None:
+    grammars, aborted = make_grammars(), threading.Event()
+    hostile = request_of(grammars, "hostile", aborted)
+    hostile.regex("first", field="regex")
+    server = fork_server_of(grammars)
+    grammars._model.pool._accounts["hostile"].compile_time.spend(1e6)
+    before = server.children()
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(hostile.regex, "second", field="regex")
+        hostile.regex("first", field="regex")  # costs nothing
+        request_of(grammars, "honest").regex("second", field="regex")
+        request_of(grammars).regex("second", field="regex")  # the operator's
+        assert len(server.children()) == len(before) + 2
+        assert not waiting.done()
+        aborted.set()
+        with pytest.raises(Aborted):
+            waiting.result(60)
+
+
+@pytest.mark.parametrize("bomb, least", [(False, 0.0), (True, SOON)])
+def test_compiling_is_charged_to_its_key_whether_it_is_refused_or_not(
+    make_grammars: MakeGrammars, bomb: bool, least: float
+) -> None:
+    grammars = make_grammars(compile_cpu_s=SOON)
+    owner = f"charged {bomb}"
+    with suppress(GrammarTooComplex):
+        request_of(grammars, owner).json_schema(schema_bomb(7) if bomb else {"type": "integer"}, field="f")
+    account = grammars._model.pool._accounts[owner]
+    charged = pool.COMPILE_BURST_S - account.compile_time._left
+    assert least + pool.PROCESS_CPU_S <= charged <= pool.MAX_COMPILE_CHARGE_S
+
+
 def test_all_grammars_of_a_request_share_its_time(make_grammars: MakeGrammars) -> None:
     grammars = make_grammars(compile_cpu_s=SOON)
     request = request_of(grammars)

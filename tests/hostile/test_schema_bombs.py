@@ -18,10 +18,12 @@ import httpx
 import psutil
 import pytest
 
-from penstock.config.keys import KeyFolder
+from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
+from penstock.doors.dispatch import compiling
 from penstock.doors.grammar import grammars
 from penstock.doors.grammar.pool import GrammarLimits
+from penstock.doors.grammar.remote import ForkServerProcess
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.work import Work
@@ -46,6 +48,7 @@ class Site:
     """A server with two keys."""
 
     server: Api
+    keys: KeyFolder
     workspace: Path
     hostile: str
     honest: str
@@ -66,7 +69,7 @@ def site_with(model: LoadedModel, folder: Path, **limits: Any) -> Iterator[Site]
         patch.setattr(grammars, "DEFAULT_LIMITS", GrammarLimits(**limits))
         flags = ("--workspace", str(folder / "workspace"))
         with server_thread(model, *flags, keys=Keys(keys, "the owner's"), key="the owner's") as server:
-            yield Site(server, folder / "workspace", *made)
+            yield Site(server, keys, folder / "workspace", *made)
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +163,21 @@ def test_bombs_hold_up_no_other_key_and_end_when_their_clients_leave(another_mod
         until(lambda: grammar_processes() == idle)
         assert person(site.hostile, site).keys() == before.keys()
         assert site.server.log().count(f"path={CHAT} status=499") == 80
+
+
+def test_nothing_is_compiled_for_a_key_that_has_no_tokens_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "WASTED_PAUSE_S", 600.0)
+    forks, fork = [], ForkServerProcess.fork
+    monkeypatch.setattr(ForkServerProcess, "fork", lambda self: (forks.append(self), fork(self))[1])
+    key = site.keys.add("spent", KeyLimits(tokens_per_minute=60))
+
+    def ask(i: int) -> int:
+        schema = {"type": "json_schema", "json_schema": {"name": "new", "schema": {"enum": [f"schema {i}"]}}}
+        return site.post(CHAT, {"messages": MESSAGES, "response_format": schema, "max_tokens": 5}, key).status_code
+
+    assert [ask(i) for i in range(6)] == [200] + 5 * [429]
+    assert len(forks) == 2, "for the one that was answered, and the first that was not"
+    assert site.post(CHAT, {"messages": MESSAGES, "max_tokens": 5}, key).status_code == 429
 
 
 def test_a_bomb_that_goes_off_later_ends_its_own_answer_and_no_other(site: Site) -> None:

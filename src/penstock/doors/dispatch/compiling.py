@@ -11,7 +11,10 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from penstock.errors import KeyLimit
+
 MAX_THREADS = 64  # each waits for the process of a grammar
+WASTED_PAUSE_S = 1.0  # after a key's grammar was compiled for a request that its limits then refused
 
 Result = TypeVar("Result")
 
@@ -22,9 +25,17 @@ class CompileTurns:
     def __init__(self) -> None:
         self._turns: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="penstock-grammar")
+        self._wasted: dict[str | None, KeyLimit] = {}  # by owner: what it was refused with, while it has to pause
+
+    def record_wasted(self, owner: str | None, refusal: KeyLimit) -> None:
+        """Refuse the requests of a key for a moment, since the last one was refused after its grammar had been compiled."""
+        if owner not in self._wasted:
+            asyncio.get_running_loop().call_later(WASTED_PAUSE_S, self._wasted.pop, owner)
+        self._wasted[owner] = refusal
 
     async def run(self, make: Callable[[], Result], owner: str | None, request: Request, aborted: threading.Event) -> Result:
-        """Run `make` in a thread. Sets `aborted` and raises ClientDisconnect if the client leaves before it is done."""
+        """Run `make` in a thread. Sets `aborted` and raises ClientDisconnect if the client leaves before it is done. Raises
+        KeyLimit while its key has to pause."""
         work = asyncio.create_task(self._in_turn(make, owner))
         leaving = asyncio.create_task(_disconnected(request))
         try:
@@ -40,6 +51,8 @@ class CompileTurns:
 
     async def _in_turn(self, make: Callable[[], Result], owner: str | None) -> Result:
         async with self._turns[owner]:
+            if refusal := self._wasted.get(owner):
+                raise KeyLimit(refusal.message, retry_after=refusal.retry_after, hint=refusal.hint)
             return await asyncio.get_running_loop().run_in_executor(self._threads, make)
 
 

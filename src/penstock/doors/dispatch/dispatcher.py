@@ -25,7 +25,7 @@ from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, Result, ignored_h
 from penstock.doors.http.route import Route
 from penstock.doors.http.workers import Worker, Workers
 from penstock.engine.hosted_model import HostedLayers
-from penstock.errors import RequestError, UnknownModel
+from penstock.errors import KeyLimit, RequestError, UnknownModel
 
 MAX_MESSAGES = 1 << 16  # for a model whose chat template leaves messages out, so that its context says nothing
 
@@ -115,15 +115,20 @@ class RequestDispatcher:
                     ]
                     admit = partial(self._admit, caller, place)
                     keep_alive = self.api.server.keep_alive
-                    return await respond(
-                        replace(made, jobs=jobs),
-                        served,
-                        mailbox,
-                        admit,
-                        keep_alive=keep_alive,
-                        worker=worker if slow else None,
-                        headers=ignored_headers(params),
-                    )
+                    try:
+                        return await respond(
+                            replace(made, jobs=jobs),
+                            served,
+                            mailbox,
+                            admit,
+                            keep_alive=keep_alive,
+                            worker=worker if slow else None,
+                            headers=ignored_headers(params),
+                        )
+                    except KeyLimit as refusal:
+                        if params.compiles:
+                            self._turns.record_wasted(caller.owner, refusal)
+                        raise
         finally:
             place.close()
 

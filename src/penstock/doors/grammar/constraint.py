@@ -23,19 +23,28 @@ HOLD_SHARE = 0.25  # of the time, in the long run
 
 
 class Patience:
-    """How long the compute thread may still wait: at most `limit` seconds at once, and HOLD_SHARE of all time."""
+    """Time that may still be spent: at most `limit` seconds at once, and a `share` of all time. The default is that of the
+    compute thread, which waits for masks."""
 
-    def __init__(self, limit: float, shared: Patience | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        limit: float,
+        shared: Patience | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        share: float = HOLD_SHARE,
+    ) -> None:
         self._limit = limit
         self._shared = shared
         self._clock = clock
+        self._share = share
         self._left = limit
         self._since = clock()
 
     @property
     def left(self) -> float:
         now = self._clock()
-        self._left = min(self._limit, self._left + HOLD_SHARE * (now - self._since))
+        self._left = min(self._limit, self._left + self._share * (now - self._since))
         self._since = now
         return self._left if self._shared is None else min(self._left, self._shared.left)
 

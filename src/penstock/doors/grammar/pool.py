@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,15 @@ from typing import Literal, NamedTuple
 from weakref import WeakSet
 
 from penstock.doors.grammar.constraint import GrammarFactory, Patience
-from penstock.doors.grammar.remote import ABORT_POLL_S, ForkServerProcess, Refused, RemoteGrammar, TooComplex, check_client
+from penstock.doors.grammar.remote import (
+    ABORT_POLL_S,
+    Aborted,
+    ForkServerProcess,
+    Refused,
+    RemoteGrammar,
+    TooComplex,
+    check_client,
+)
 from penstock.errors import KeyLimit
 
 MAX_IDLE = 32  # compiled grammars that are kept for a next request
@@ -23,6 +33,12 @@ BASE_MEMORY_BYTES = 12 * 1024 * 1024  # what a small grammar reports; most of it
 MAX_REFUSED = 256  # grammars that were too complex, remembered so that repeating them costs nothing
 RETRY_AFTER_S = 5
 KEY_SHARE = 0.8  # of the time that a step may wait for grammars, for those of one key
+
+# CPU time for compiling the grammars of one key: so much at once, and this share of a core in the long run. Beyond it, they wait.
+COMPILE_BURST_S = 1.0
+COMPILE_SHARE = (os.cpu_count() or 1) / 8
+PROCESS_CPU_S = 0.015  # of every process, beside what it says that it took
+MAX_COMPILE_CHARGE_S = 2.0  # for one grammar: a mistake should not keep a key waiting for long
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +81,14 @@ class _GrammarAccount:
     """What belongs to a key.
 
     turn: held while a grammar of the key is compiled, one at a time.
+    compile_time: CPU time that the key may use for compiling now.
     """
 
     def __init__(self, limits: GrammarLimits, shared: Patience) -> None:
         self._max_memory = limits.memory_bytes
         self._grammars: WeakSet[RemoteGrammar] = WeakSet()
         self.patience = Patience(KEY_SHARE * limits.hold_s, shared)
+        self.compile_time = Patience(COMPILE_BURST_S, share=COMPILE_SHARE)
         self.turn = threading.Lock()
 
     def add(self, grammar: RemoteGrammar) -> None:
@@ -117,6 +135,9 @@ class GrammarPool:
             found = self._find(key, field, account)  # it was compiled while we waited
             if found is not None:
                 return found
+            while key.owner is not None and account.compile_time.left <= 0:  # the operator may use the whole machine
+                check_client(aborted)
+                time.sleep(ABORT_POLL_S)
             compiled = self._compile(key, account, budget, aborted)
             made = GrammarFactory(compiled.grammar, compiled.mask, account.patience, field)
             if keep:
@@ -153,17 +174,23 @@ class GrammarPool:
         with self._lock:
             account.add(grammar)
         whole_budget = budget.left == self._limits.compile_cpu_s
+        began, spent = time.monotonic(), 0.0
         try:
-            mask, cpu_s = grammar.compile(key.kind, key.text, budget.left, aborted)
+            mask, spent = grammar.compile(key.kind, key.text, budget.left, aborted)
         except Refused as error:
-            budget.left -= error.cpu_s
+            spent = error.cpu_s
             raise
         except TooComplex as error:
-            budget.left = 0.0
+            spent = budget.left
             if whole_budget:
                 self._remember(digest, error)
             raise
-        budget.left -= cpu_s
+        except Aborted:
+            spent = min(budget.left, time.monotonic() - began)  # at most
+            raise
+        finally:
+            budget.left -= spent
+            account.compile_time.spend(min(spent + PROCESS_CPU_S, MAX_COMPILE_CHARGE_S))
         return _Compiled(grammar, mask)
 
     def _keep(self, key: GrammarKey, compiled: _Compiled) -> None:
