@@ -124,6 +124,7 @@ class LLM:
         block_size: int = 16,
         prefix_cache: bool = True,
         window: int | None = None,
+        gpu_memory: float = 0.9,
         print_times: bool = False,
         time_parts: bool = False,
     ) -> None:
@@ -137,6 +138,7 @@ class LLM:
             block_size=block_size,
             prefix_cache=prefix_cache,
             window=window,
+            gpu_memory=gpu_memory,
             print_times=print_times,
             time_parts=time_parts,
         )

@@ -387,7 +387,17 @@ def test_a_gpu_reads_larger_pieces_unless_the_settings_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"policy": "random"}, {"idle_chunk": 0}, {"crowd_chunk": 0}, {"chunk": 0}, {"window": 0}, {"step_target": -1}]
+    "bad",
+    [
+        {"policy": "random"},
+        {"idle_chunk": 0},
+        {"crowd_chunk": 0},
+        {"gpu_memory": 0},
+        {"gpu_memory": 1.1},
+        {"chunk": 0},
+        {"window": 0},
+        {"step_target": -1},
+    ],
 )
 def test_settings_that_make_no_sense_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

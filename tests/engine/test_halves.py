@@ -115,3 +115,9 @@ def test_memory_that_torch_keeps_is_freed_before_a_pass_that_ran_out_of_it_is_re
 )
 def test_one_number_that_is_not_finite_is_seen_among_others(numbers: list[float], finite: bool) -> None:
     assert all_finite(torch.tensor([numbers])) is finite
+
+
+def test_a_gpu_without_memory_names_the_setting() -> None:
+    told = to_compute_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."))
+    assert told.message == "The GPU ran out of memory."
+    assert "--gpu-memory" in told.hint

@@ -23,6 +23,7 @@ class EngineConfig:
         GPU for `idle_chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
     window: NetworkJobs in flight at once; None for one per segment.
+    gpu_memory: the share of a GPU's memory that may be in use once a model is loaded.
     time_parts: record how long each part of an answer takes; `print_times` does so, too, and logs it.
     """
 
@@ -35,6 +36,7 @@ class EngineConfig:
     block_size: int = 16
     prefix_cache: bool = True
     window: int | None = None
+    gpu_memory: float = 0.9
     print_times: bool = False
     time_parts: bool = False
 
@@ -47,6 +49,10 @@ class EngineConfig:
         target = self.step_target
         if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
             raise unusable("step_target", target, "Give seconds above 0, such as 0.05.")
+
+        share = self.gpu_memory
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise unusable("gpu_memory", share, "Give a share of the GPU's memory, such as 0.9.")
 
     @property
     def max_pass_tokens(self) -> int:

@@ -138,6 +138,7 @@ def _parse_pairs(text: str) -> dict[str, str]:
 TEXT = ValueKind("TEXT", "a text", _text, _text, str, toml_string)
 WHOLE = ValueKind("N", "a whole number", _whole, int, str, str)
 SECONDS = ValueKind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), str, str)
+SHARE = ValueKind("SHARE", "a share of 1", _number, lambda text: _number(float(text)), str, str)
 SWITCH = ValueKind("", "true or false", _switch, _parse_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
 SIZE = ValueKind(
     "SIZE",

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config import kinds
 from penstock.config.engine import POLICY_NAMES, EngineConfig
-from penstock.config.kinds import PAIRS, PATH, SECONDS, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
+from penstock.config.kinds import PAIRS, PATH, SECONDS, SHARE, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
 from penstock.config.network import MODES, WIRE_FORMATS, NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
@@ -182,7 +182,10 @@ SETTINGS = (
     ),
     Setting(f"{MODELS}.max_memory", SIZE, "Memory limit for weights and KV, such as 4GB or 800MB.", sample=4 * 10**9),
     Setting(
-        f"{MODELS}.kv_memory", SIZE, "Memory for the KV cache; by default half of what is free, 90 % on a GPU.", sample=10**9
+        f"{MODELS}.kv_memory",
+        SIZE,
+        "Memory for the KV cache; by default half of what is free, on a GPU what gpu_memory leaves.",
+        sample=10**9,
     ),
     Setting(
         f"{MODELS}.load_ends",
@@ -329,6 +332,12 @@ SETTINGS = (
     Setting("scheduler.block_size", WHOLE, "Tokens per block of KV memory."),
     Setting("scheduler.prefix_cache", SWITCH, "Reuse the KV of prompts that begin alike."),
     Setting("scheduler.window", WHOLE, "Steps in flight at once; by default found by measuring.", sample=2),
+    Setting(
+        "gpu_memory",
+        SHARE,
+        "Share of a GPU's memory that may be in use: weights, the largest pass, and KV, which gets the rest.",
+        field=(EngineConfig, "gpu_memory"),
+    ),
     Setting("node_id", TEXT, "Name of this node; by default the host's.", sample="kitchen"),
     Setting("max_pipes", WHOLE, "Open up to this many pipes per model, then replicate."),
     Setting("model_validation", SWITCH, "Work only with nodes that have the same weights."),

@@ -72,4 +72,6 @@ def to_compute_error(error: Exception) -> PenstockError:
     """The error to report for a failed computation. It does not keep the frames, and so the tensors, of the failed call."""
     if isinstance(error, PenstockError):
         return error.with_traceback(None)
+    if isinstance(error, torch.OutOfMemoryError):
+        return ComputeFailed("The GPU ran out of memory.", hint="Try the request again, or serve with a lower --gpu-memory.")
     return ComputeFailed(f"The computation failed: {type(error).__name__}: {error}.", hint="Try the request again.")

@@ -86,6 +86,11 @@ def available_memory(device: torch.device) -> int:
     return found
 
 
+def total_memory(device: torch.device) -> int:
+    """Bytes that a CUDA GPU has."""
+    return int(torch.cuda.mem_get_info(device)[1])
+
+
 def _meminfo() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -115,6 +120,6 @@ def explaining_exhaustion() -> Iterator[None]:
             raise
         raise NotEnoughMemory(
             f"The memory ran out while the model was loaded: {reason}",
-            hint="Close other programs that use this GPU or memory, set --max-memory or --kv-memory to less than is free, choose "
-            "a smaller model, or compute elsewhere with --device cpu.",
+            hint="Close other programs that use this GPU or memory, set --max-memory, --kv-memory or --gpu-memory to less, "
+            "choose a smaller model, or compute elsewhere with --device cpu.",
         ) from error

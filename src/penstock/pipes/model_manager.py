@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -15,11 +16,13 @@ from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.backend import Backend, choose_backend
 from penstock.model.ends import EndModel, end_bytes
+from penstock.model.largest_pass import run_largest_pass
 from penstock.model.memory import (
     available_memory,
     explaining_exhaustion,
     keep_freed_memory,
     return_freed_memory,
+    total_memory,
     use_huge_pages,
 )
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
@@ -34,10 +37,14 @@ from penstock.pipes.footprint import DEFAULT_KV_TOKENS, GATHERED_LAYERS, MIN_BLO
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
 
+if TYPE_CHECKING:
+    from penstock.model.triton.segment import TritonModel
+
+logger = logging.getLogger("penstock.memory")
+
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 CPU_KV_SHARE = 0.5  # of the memory that is free after the weights; other programs need some, too
-GPU_KV_SHARE = 0.9
-USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from the settings
+USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from the settings; a GPU has gpu_memory instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +124,9 @@ class ModelManager:
         layers: how many to hold, if known.
         """
         with self._reservations.locked():
-            free = available_memory(found.device)
-            total = min(max_memory or int(self._unreserved(found.device) * USABLE_SHARE * share), free)
-            kv_share = _kv_share(found.device) if max_memory is None else 1.0
+            free, usable = available_memory(found.device), 1.0 if found.device.type == "cuda" else USABLE_SHARE
+            total = min(max_memory or int(self._unreserved(found.device) * usable * share), free)
+            kv_share = self._kv_share(found.device) if max_memory is None else 1.0
             budget = Budget(self.footprint(found), total, ends=ends, kv_memory=kv_memory, layers=layers, kv_share=kv_share)
             self._reserve(budget.full, budget, found.device)
         return budget
@@ -131,7 +138,13 @@ class ModelManager:
         own: and other models of this process, where they do not share its memory by `share`.
         """
         free = available_memory(device)
+        if device.type == "cuda":  # memory of a GPU is taken at once, so that nothing is reserved
+            return max(0, free - int((1 - self._config.gpu_memory) * total_memory(device)))
         return max(free - self._reservations.unused(own=own), free // 2) if device.type == "cpu" else free
+
+    def _kv_share(self, device: torch.device) -> float:
+        """Of what the weights leave; of a CUDA GPU's memory, a part is left out already."""
+        return {"cpu": CPU_KV_SHARE, "cuda": 1.0}.get(device.type, self._config.gpu_memory)
 
     def _reserve(self, size: int, owner: object, device: torch.device) -> None:
         if device.type == "cpu":  # memory of a GPU is taken at once
@@ -237,13 +250,35 @@ class ModelManager:
             files = WeightFiles(folder)
             size = weights + self.footprint(found).kv_block * layers * blocks
             self._reserve(size, files, where)  # which are dropped when all is loaded
-        loaded = [self._segment(found, layers, files, blocks) for layers in ranges]
+        fills = found.backend.triton and kv_memory is None and max_memory is None
+        first = min(blocks, self.footprint(found).min_blocks) if fills else blocks
+        loaded = [self._segment(found, layers, files, first) for layers in ranges]
         self._reserve(size, loaded[0], where)
         ends = self._ends(found, files) if load_ends else None
+        if fills:
+            self._fill(found, cast("list[TritonModel]", loaded), ends, first)
         if where.type == "cpu":
             return_freed_memory()
             use_huge_pages()
         return found.with_parts(loaded, ends)
+
+    def _fill(self, found: FoundModel, segments: Sequence[TritonModel], ends: EndModel | None, blocks: int) -> None:
+        """Run the largest pass once, and give all memory to KV that it leaves. blocks: what each layer has now."""
+        config, footprint = self._config.on(found.device.type), self.footprint(found)
+        run_largest_pass(
+            found.spec,
+            segments,
+            ends,
+            found.device,
+            tokens=config.max_pass_tokens,
+            rows=config.max_sequences,
+            block=config.block_size,
+        )
+        each = footprint.kv_block * sum(segment.layers.size for segment in segments)
+        fitting = blocks + self._unreserved(found.device) // each
+        fill_kv(segments, min(fitting, footprint.max_blocks), least=MIN_BLOCKS)
+        tokens = min(segment.kv_blocks for segment in segments) * config.block_size
+        logger.info("%s: KV memory for %d tokens on %s (gpu_memory = %g)", found.name, tokens, found.device, config.gpu_memory)
 
     def kv_blocks(
         self, found: FoundModel, segments: Sequence[tuple[int, int]] | None, kv_memory: int | None, max_memory: int | None
@@ -272,10 +307,17 @@ class ModelManager:
                 hint="Close other programs, choose a smaller model or dtype, or spread the layers over more machines.",
             )
         if kv_memory is None:
+            usable = self._unreserved(device, own=True)
+            if device.type == "cuda" and max_memory is None and smallest > usable:
+                raise NotEnoughMemory(
+                    f"The model needs {format_bytes(smallest)}, but gpu_memory = {self._config.gpu_memory:g} leaves "
+                    f"{format_bytes(usable)} of {device}.",
+                    hint="Set a higher --gpu-memory, close other programs, or choose a smaller model or dtype.",
+                )
             if max_memory is not None:
                 left = min(max_memory, free) - weights - footprint.peak
             else:
-                left = int((self._unreserved(device, own=True) - weights - footprint.peak) * _kv_share(device))
+                left = int((usable - weights - footprint.peak) * self._kv_share(device))
             return max(MIN_BLOCKS, min(footprint.blocks_within(left, layers), footprint.max_blocks))
         if type(kv_memory) is not int or kv_memory < 2 * per_block:
             size = format_bytes(kv_memory) if type(kv_memory) is int else repr(kv_memory)
@@ -290,6 +332,22 @@ class ModelManager:
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
+
+
+def fill_kv(segments: Sequence[TritonModel], blocks: int, *, least: int) -> None:
+    """Allocate the KV of segments anew, with fewer blocks if there is less memory than there should be."""
+    while True:
+        for segment in segments:
+            segment.allocate_kv(0)
+        torch.cuda.empty_cache()  # without CUDA it does nothing
+        try:
+            for segment in segments:
+                segment.allocate_kv(blocks)
+            return
+        except torch.OutOfMemoryError:
+            if blocks <= least:
+                raise
+        blocks = max(least, blocks * 9 // 10)
 
 
 def _rounded_up(size: int) -> str:
@@ -320,10 +378,6 @@ def _ranges(segments: Sequence[tuple[int, int]] | None, spec: ModelSpec, whole: 
             hint=f"Use a range within 0:{spec.num_layers}.",
         )
     return ranges
-
-
-def _kv_share(device: torch.device) -> float:
-    return CPU_KV_SHARE if device.type == "cpu" else GPU_KV_SHARE
 
 
 def pick_device(device: str) -> torch.device:

@@ -71,9 +71,7 @@ class TritonModel:
         self.dtype = dtype
         self.device = device
         self.block_size = block_size
-        self._groups = groups = spec.kv_groups
-        parts = groups.parts_within(layers, kv_blocks)
-        self.kv_blocks = groups.rows_within(layers, kv_blocks)
+        self._groups = spec.kv_groups
         reader = CardReader(spec, files, packing, dtype=dtype, device=device)
         builder = CardLayerBuilder(spec, reader, dtype, device)
         ropes = distinct([spec.rope_of(index) for index in layers.layers()])
@@ -81,9 +79,7 @@ class TritonModel:
             (frequencies.to(device), scale)
             for frequencies, scale in (inverse_frequencies(rope, rope.width(spec.head_dim)) for rope in ropes)
         ]
-        slots = (parts + 1) * block_size  # block 0 stays empty: padding points there
-        places = groups.places(layers)
-        memory = [torch.zeros(slots, 2, spec.kv_heads, spec.head_dim, dtype=dtype, device=device) for _ in range(1 + max(places))]
+        no_kv = torch.empty(0, dtype=dtype, device=device)
         self._layers: list[Layer] = []
         doing = reader.describe(layers)
         hashes = hashlib.sha256()
@@ -91,7 +87,7 @@ class TritonModel:
             progress(doing, done, layers.size)
             weights, digest = reader.layer(index)
             hashes.update(digest)
-            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), memory[places[done]]))
+            self._layers.append(builder.build(index, weights, ropes.index(spec.rope_of(index)), no_kv))
         progress(doing, layers.size, layers.size)
         self.weight_hash = hashes.hexdigest()
         self._tile = chunk_tokens(spec.heads, spec.kv_heads)
@@ -99,6 +95,20 @@ class TritonModel:
         self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
         self.capturable = device.type == "cuda"
         self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden), self._captured)
+
+        self.allocate_kv(kv_blocks)
+
+    def allocate_kv(self, blocks: int) -> None:
+        """Take memory for the KV of so many blocks of each layer, in place of what there was, before any step is captured."""
+        spec, groups = self.spec, self._groups
+        for layer in self._layers:
+            layer.kv = layer.kv.new_empty(0)
+        shape = (groups.parts_within(self.layers, blocks) + 1) * self.block_size, 2, spec.kv_heads, spec.head_dim
+        places = groups.places(self.layers)  # block 0 stays empty: padding points there
+        memory = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(1 + max(places))]
+        for layer, place in zip(self._layers, places, strict=True):
+            layer.kv = memory[place]
+        self.kv_blocks = groups.rows_within(self.layers, blocks)
 
     def step_inputs(self, hidden: int = 0) -> StepInputs:
         """Of captured steps through these layers. hidden: as in StepInputs."""

@@ -1,0 +1,41 @@
+"""The largest pass of an engine, run on nothing when a model is loaded: what memory it leaves can be KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from penstock.domain.blocks import NULL_BLOCK
+from penstock.domain.sampling import SamplingParams
+from penstock.model.batch import BatchPiece
+from penstock.model.ends import EndModel
+from penstock.model.sample_row import SampleRow
+from penstock.model.sampler import sample
+from penstock.model.segment import Segment
+from penstock.model.spec import ModelSpec
+
+
+@torch.inference_mode()
+def run_largest_pass(
+    spec: ModelSpec,
+    segments: Sequence[Segment],
+    ends: EndModel | None,
+    device: torch.device,
+    *,
+    tokens: int,
+    rows: int,
+    block: int,
+) -> None:
+    """Take a prompt of this many tokens through all layers, and choose tokens for so many rows. Its KV goes where nobody's is.
+
+    block: tokens of a block.
+    """
+    table = [NULL_BLOCK] * (-(-tokens // block) * spec.kv_groups.count)
+    hidden = torch.zeros(tokens, spec.hidden, device=device)
+    for segment in segments:
+        hidden = segment.process(hidden, [BatchPiece(0, tokens, table)])
+    if ends is not None:
+        outputs = [SampleRow(SamplingParams(top_p=0.9), row, 0, [0], 1) for row in range(rows)]
+        logits = ends.compute_head(ends.compute_norm(torch.zeros(rows, spec.hidden, device=device)))
+        sample(logits, outputs, ends.picker)
