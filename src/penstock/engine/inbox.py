@@ -62,8 +62,9 @@ class Inbox:
 
     def count_waiting(self, waiting: Mapping[str, int]) -> None:
         """Record how many bytes of each sender still wait of the messages that were taken out."""
-        with self._lock:
-            self._count(waiting)
+        if waiting or self._taken:
+            with self._lock:
+                self._count(waiting)
 
     def _count(self, waiting: Mapping[str, int]) -> None:
         self._taken = waiting

@@ -186,11 +186,11 @@ class RouteHealth:
         hung = [name for name, node in self.nodes.items() if is_silent(node.age, node.expected)]
         if hung:
             return Trouble(f"node {' and '.join(hung)} answers but computes nothing", hung)
-        before = self.origin
+        before: Station | None = None
         for station in self.stations:
-            if self._is_dead(station, now, bytes_per_second):
-                return self._dead_leg(before, station)
-            before = station.node
+            if self._is_dead(before, station, now, bytes_per_second):
+                return self._dead_leg(self.origin if before is None else before.node, station)
+            before = station
         return None
 
     def _dead_leg(self, before: str, station: Station) -> Trouble:
@@ -206,9 +206,12 @@ class RouteHealth:
         timeout = max(MIN_SILENCE_S, SILENCE_FACTOR * node.slowest)
         return now - node.heard > timeout and self.pings - node.pings >= MIN_UNANSWERED
 
-    def _is_dead(self, station: Station, now: float, bytes_per_second: Callable[[Station], float]) -> bool:
+    def _is_dead(
+        self, before: Station | None, station: Station, now: float, bytes_per_second: Callable[[Station], float]
+    ) -> bool:
+        """Whether nothing arrives at a station that has left the one before it."""
         leg = self.legs[station]
-        sizes = [self.in_flight[number].size for number in self._on_the_way_to(station)]
+        sizes = [self.in_flight[number].size for number in self._on_the_way(before, station)]
         if not sizes:
             leg.waiting_since = None
             return False
@@ -219,15 +222,16 @@ class RouteHealth:
         speed = bytes_per_second(station)
         return now - leg.waiting_since > (SILENCE_FACTOR * sum(sizes) / speed if speed else sum(sizes) / SLOWEST_LINK)
 
-    def _on_the_way_to(self, station: Station) -> Iterable[int]:
-        """NetworkJobs that have left the station before this one, and are not known to have arrived."""
-        index = self.stations.index(station)
+    def _on_the_way(self, before: Station | None, station: Station) -> Iterable[int]:
+        """NetworkJobs that have left the station before, or the origin, and are not known to have arrived."""
         newest = self.legs[station].report.newest
-        if index == 0:
+        if before is None:
             return [number for number in self.in_flight if number > newest]
-        before = self.legs[self.stations[index - 1]].report
-        gone = {*before.here, *before.missing}
-        return [number for number in self.in_flight if newest < number <= before.newest and number not in gone]
+        left = self.legs[before].report
+        if left.newest <= newest:
+            return ()
+        gone = {*left.here, *left.missing}
+        return [number for number in self.in_flight if newest < number <= left.newest and number not in gone]
 
 
 def _layer(station: Station) -> int:

@@ -174,11 +174,12 @@ class Window:
     def _cycles(self, decodes: int, sizes: Sequence[int]) -> list[float]:
         """The cycle for each size."""
         lines = [line.line for line in (*(self._decoding or self._lines).values(), *self._links.values())]
+        hops = self.hops
         cycles = []
         for size in sizes:
             part = decodes / size
             seconds = [start + slope * part for start, slope in lines]
-            cycles.append(max(size * max(seconds, default=0.0), self.hops + sum(seconds)))
+            cycles.append(max(size * max(seconds, default=0.0), hops + sum(seconds)))
         return cycles
 
     def _for_decodes(self, decodes: int, max_size: int) -> int:
