@@ -16,9 +16,9 @@ BLOCK_SIZE, BLOCKS, EPS = 16, 34, 1e-5
 TOLERANCE = {Kind.F32: 1e-5, Kind.BF16: 0.01, Kind.Q8: 0.03, Kind.Q4M: 0.03}
 
 
-def packed(rng: np.random.Generator, kind: Kind, rows: int, cols: int, *, fine: bool = False) -> PackedMatrix:
+def packed(rng: np.random.Generator, kind: Kind, rows: int, cols: int) -> PackedMatrix:
     bias = rng.standard_normal(rows).astype(np.float32) if rng.integers(2) else None
-    matrix = PackedMatrix(kind, rows, cols, bias=bias, fine=fine)
+    matrix = PackedMatrix(kind, rows, cols, bias=bias)
     matrix.pack(SourceType.F32, (rng.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32))
     return matrix
 
@@ -29,7 +29,7 @@ def model_of_experts(
     """One layer whose attention adds nothing, so that only its experts do."""
     experts = [
         PackedMlp(
-            [packed(rng, kind, inner, hidden, fine=True), packed(rng, kind, inner, hidden, fine=True)],
+            [packed(rng, kind, inner, hidden), packed(rng, kind, inner, hidden)],
             packed(rng, kind, hidden, inner),
         )
         for _ in range(count)

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError
 from penstock.kernels.build import library_path
 from penstock.kernels.structs import BatchStruct, MatrixStruct, ModelStruct
 
-INTERFACE = 5
+INTERFACE = 6
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 # how to choose a token: ps_choice, field by field

@@ -42,10 +42,7 @@ def aligned_empty(size: int) -> NDArray[np.uint8]:
 
 
 class PackedMatrix:
-    """A weight matrix [rows, cols] in a packed layout. `data` may be memory that is mapped from a file.
-
-    fine: round the inputs of quantised weights to 16 bits instead of 8.
-    """
+    """A weight matrix [rows, cols] in a packed layout. `data` may be memory that is mapped from a file."""
 
     def __init__(
         self,
@@ -55,7 +52,6 @@ class PackedMatrix:
         *,
         data: NDArray[np.uint8] | None = None,
         bias: Floats | None = None,
-        fine: bool = False,
     ) -> None:
         size = packed_bytes(kind, rows, cols)
         if size == 0:
@@ -64,9 +60,7 @@ class PackedMatrix:
         if self.data.nbytes != size or self.data.ctypes.data % ALIGNMENT:
             raise KernelsError(f"Packed weights of {rows} x {cols} take {size} aligned bytes; there are {self.data.nbytes}.")
         self.bias = None if bias is None else np.ascontiguousarray(bias, np.float32)
-        self.struct = MatrixStruct(
-            kind, rows, cols, fine, self.data.ctypes.data, None if self.bias is None else floats(self.bias)
-        )
+        self.struct = MatrixStruct(kind, rows, cols, self.data.ctypes.data, None if self.bias is None else floats(self.bias))
         self.struct.owner = (self.data, self.bias)
 
     def pack(self, source: SourceType, values: NDArray[Any], row: int = 0, order: Ints | None = None) -> None:

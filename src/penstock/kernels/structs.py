@@ -50,7 +50,6 @@ class MatrixStruct(ctypes.Structure):
         ("kind", c_int32),
         ("rows", c_int32),
         ("cols", c_int32),
-        ("fine", c_int32),
         ("data", c_void_p),
         ("bias", POINTER(c_float)),
     )

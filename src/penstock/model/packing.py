@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 # the precision that numbers of a type are computed in, where it is not GGUF's; bfloat16 for all others
 NAMES = {"F64": "float32", "F32": "float32", "F16": "float16"}
-# These read the residual stream, in which a few channels are far larger than their neighbours: their inputs keep 16 bits.
-FINE_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 ROUTER = "mlp.gate.weight"  # never rounded: a rounded score may choose another expert
 _DECLARED = {"float32": "F32", "float16": "F16"}  # types by their names in config.json; BF16 for all others
 _SOURCES = {torch.float32: SourceType.F32, torch.float16: SourceType.F16, torch.bfloat16: SourceType.BF16}
@@ -162,8 +160,7 @@ class PackedTensors(ABC):
         """`name`.weight, with `name`.bias if there is one."""
         full = f"{self._prefix}{name}.weight"
         bias = self.vector(f"{name}.bias") if f"{self._prefix}{name}.bias" in self._shapes else None
-        kind, fine = self._packing.kind(full), name.endswith(FINE_INPUTS)
-        return PackedMatrix(kind, *self._shapes[full], data=self._packed(full), bias=bias, fine=fine)
+        return PackedMatrix(self._packing.kind(full), *self._shapes[full], data=self._packed(full), bias=bias)
 
     def matrices(self, names: Sequence[str]) -> list[PackedMatrix]:
         return [self.matrix(name) for name in names]

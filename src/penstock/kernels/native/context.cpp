@@ -103,8 +103,8 @@ void Activations::resize(int m, int columns) {
     const int64_t numbers = round_up(m, LANES) * padded, tile = LANES * padded;
     x = x_memory.take<float>(numbers);
     halves = half_memory.take<uint16_t>(numbers + tile);
-    q = q_memory.take<int8_t>(2 * numbers);  // for pairs
-    groups = group_memory.take<GroupInfo>(2 * numbers / GROUP);
+    q = q_memory.take<int8_t>(2 * numbers);
+    groups = group_memory.take<GroupInfo>(numbers / GROUP);
 }
 
 }  // namespace penstock
@@ -118,26 +118,24 @@ void ps_context::product(const ps_matrix* parts, int count, int m, const Output&
         list[p] = {parts + p, 0, m, own};
         own.y += parts[p].rows;
     }
-    multiply(list, count, {parts, count});
+    multiply(list, count);
 }
 
-void ps_context::multiply(const Product* list, int count, const InputFormat& format) {
-    constexpr int ROW_TILE = 64;  // whose codes stay in the second cache; even, so that pairs stay together
+void ps_context::multiply(const Product* list, int count) {
+    constexpr int ROW_TILE = 64;  // whose codes stay in the second cache
     struct Piece {
         int32_t product, row, row_end, block, block_end;
     };
     const auto blocks_of = [](const Product& one) { return static_cast<int>(round_up(one.matrix->rows, LANES) / LANES); };
-    const auto in_pairs = [&](const Product& one) { return format.pairs && InputFormat::is_quantised(*one.matrix); };
     int64_t blocks = 0, total = 0;
     for (int p = 0; p < count; p++) blocks += blocks_of(list[p]);
     const int parts = 6 * pool.threads(), step = static_cast<int>(pool.threads() == 1 ? blocks : round_up(blocks, parts) / parts);
-    const auto rows_of = [&](const Product& one) { return in_pairs(one) ? 2 * one.count : one.count; };
     for (int p = 0; p < count; p++)
-        total += (blocks_of(list[p]) + step - 1) / step * (round_up(rows_of(list[p]), ROW_TILE) / ROW_TILE);
+        total += (blocks_of(list[p]) + step - 1) / step * (round_up(list[p].count, ROW_TILE) / ROW_TILE);
     Piece* cut = pieces.take<Piece>(total);
     total = 0;
     for (int p = 0; p < count; p++) {
-        const int end = blocks_of(list[p]), rows_end = rows_of(list[p]);
+        const int end = blocks_of(list[p]), rows_end = list[p].count;
         for (int block = 0; block < end; block += step)
             for (int row = 0; row < rows_end; row += ROW_TILE)
                 cut[total++] = {p, row, row + ROW_TILE < rows_end ? row + ROW_TILE : rows_end, block,
@@ -146,10 +144,7 @@ void ps_context::multiply(const Product* list, int count, const InputFormat& for
     pool.run(static_cast<int>(total), [&](int item) {
         const Piece& piece = cut[item];
         const Product& own = list[piece.product];
-        Output out = own.out;
-        out.pairs = in_pairs(own);
-        kernels->product(*own.matrix, input.rows(own.row, out.pairs), piece.row, piece.row_end, piece.block, piece.block_end,
-                         out);
+        kernels->product(*own.matrix, input.rows(own.row), piece.row, piece.row_end, piece.block, piece.block_end, own.out);
     });
 }
 

@@ -38,19 +38,16 @@ private:
 // What the matrices of a product want of their input rows. It follows from all of them together, so that a row's result does not
 // depend on the rows beside it.
 struct InputFormat {
-    bool quantised = false, pairs = false;
-    bool rounded = false;  // to bf16, for all of them
+    bool quantised = false, rounded = false;  // rounded: to bf16, for all of them
 
     InputFormat(const ps_matrix* parts, int count) { include(parts, count); }
     void include(const ps_matrix* parts, int count) {
         for (int p = 0; p < count; p++) {
-            const bool own = is_quantised(parts[p]);
-            quantised = quantised || own;
-            pairs = pairs || (own && parts[p].fine);
-            rounded = rounded || (parts[p].rows > 0 && parts[p].kind == PS_BF16);
+            if (parts[p].rows == 0) continue;
+            quantised = quantised || parts[p].kind <= PS_Q8M;
+            rounded = rounded || parts[p].kind == PS_BF16;
         }
     }
-    static bool is_quantised(const ps_matrix& part) { return part.rows > 0 && part.kind <= PS_Q8M; }
 };
 
 // A matrix times rows [row, row + count) of the input
@@ -60,8 +57,7 @@ struct Product {
     Output out;  // of the first of these rows
 };
 
-// Rows on their way into a product: as floats, and quantised where the matrix wants that. In pairs, row 2i is row i quantised,
-// and row 2i + 1 what that has left.
+// Rows on their way into a product: as floats, and quantised or rounded where the matrix wants that.
 struct Activations {
     Buffer x_memory, half_memory, q_memory, group_memory;
     float* x = nullptr;
@@ -72,9 +68,9 @@ struct Activations {
 
     void resize(int m, int columns);
     float* row(int i) { return x + static_cast<int64_t>(i) * padded; }
-    Rows rows(int from, bool pairs) const {
-        const int64_t at = static_cast<int64_t>(from) * padded, coded = pairs ? 2 * at : at;
-        return {x + at, halves + at, q + coded, groups + coded / GROUP, padded};
+    Rows rows(int from) const {
+        const int64_t at = static_cast<int64_t>(from) * padded;
+        return {x + at, halves + at, q + 2 * at, groups + at / GROUP, padded};
     }
 };
 
@@ -106,27 +102,14 @@ struct ps_context {
         for (int k = input.cols; k < input.padded; k++) x[k] = 0.0f;
         if (format.rounded) kernels->round(x, input.padded, input.halves + static_cast<int64_t>(i) * input.padded);
         if (!format.quantised) return;
-        const int64_t at = static_cast<int64_t>(format.pairs ? 2 * i : i) * input.padded;
-        int8_t* q = input.q + at;
-        penstock::GroupInfo* groups = input.groups + at / penstock::GROUP;
-        kernels->quantise(x, input.cols, input.padded, q, groups);
-        if (!format.pairs) return;
-        float rest[REST];
-        for (int from = 0; from < input.padded; from += REST) {
-            const int n = input.padded - from < REST ? input.padded - from : REST;
-            for (int k = 0; k < n; k++)
-                rest[k] = x[from + k] - groups[(from + k) / penstock::GROUP].scale * static_cast<float>(q[from + k]);
-            penstock::GroupInfo* own = groups + (input.padded + from) / penstock::GROUP;
-            kernels->quantise(rest, n, n, q + input.padded + from, own);
-        }
+        const int64_t at = static_cast<int64_t>(i) * input.padded;
+        kernels->quantise(x, input.cols, input.padded, input.q + 2 * at, input.groups + at / penstock::GROUP);
     }
-
-    static constexpr int REST = 1024;  // numbers at a time; whole groups
 
     // y[m, rows of all parts] = input times the parts, stacked; there are three at most
     void product(const ps_matrix* parts, int count, int m, const penstock::Output& out);
     // Products of one input, all at once
-    void multiply(const penstock::Product* list, int count, const penstock::InputFormat& format);
+    void multiply(const penstock::Product* list, int count);
 
     // Store keys and values, rotate, and attend: qkv -> rows of `input`, or of `out` where it is given
     void attend(const ps_model& model, const ps_layer& layer, const ps_batch& batch, int m, float* qkv, float* out);

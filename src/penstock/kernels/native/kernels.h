@@ -9,17 +9,19 @@ namespace penstock {
 
 constexpr int LANES = 16;       // outputs of a block of weights; lanes of every sum
 constexpr int GROUP = 32;       // inputs that share a scale
+constexpr float LOUD = 6.0f;    // times a row's root mean square: a group with so large an input has fine codes
 constexpr int KEY_BLOCK = 64;   // keys between two updates of a running softmax
 constexpr int KEY_CHUNK = 256;  // keys whose softmax is computed on its own, then merged in order
 constexpr int QUERY_TILE = 48;  // queries that share one conversion of keys and values
 constexpr int MAX_TILE = 8;     // queries that a path takes at once, at most
 constexpr int MAX_HEAD_DIM = 512;
 
-// What an int8 row knows about each group of its inputs.
+// A group of a row's inputs: each is scale * (code + fine code / 16).
 struct GroupInfo {
     float scale;
-    float sum;  // of the group's numbers: scale * code_sum
-    int32_t code_sum;
+    float sum;  // of the inputs
+    int16_t code_sum, fine_sum;
+    int32_t fine;  // 0 where all fine codes are 0
 };
 
 // Rows of activations, padded to padded_cols with zeros: q and groups for quantised weights, x for the others, and halves, which
@@ -27,7 +29,7 @@ struct GroupInfo {
 struct Rows {
     const float* x;           // [m, padded_cols]
     const uint16_t* halves;   // [m, padded_cols], and memory for 16 rows behind them
-    const int8_t* q;          // [m rounded up to 16, padded_cols]
+    const int8_t* q;          // [m, padded_cols / 32, 64]: codes of 32 inputs, then their fine codes
     const GroupInfo* groups;  // [m, padded_cols / 32]
     int padded_cols;
 };
@@ -44,8 +46,7 @@ struct Panel {
 struct Output {
     float* y;
     int64_t stride;
-    bool add;            // to what is there
-    bool pairs = false;  // rows 2i and 2i + 1 add up to row i
+    bool add;  // to what is there
 };
 
 // The queries of a span that one key-value head answers.
@@ -64,7 +65,7 @@ struct Attention {
 
 struct Kernels {
     const char* name;
-    // x[n] -> q[padded], groups[padded / 32]
+    // x[n] -> q[2 padded], groups[padded / 32]
     void (*quantise)(const float* x, int n, int padded, int8_t* q, GroupInfo* groups);
     // Round x[n] to bf16, in place and as halves.
     void (*round)(float* x, int n, uint16_t* halves);
@@ -86,6 +87,14 @@ struct Kernels {
     void (*merge)(float* total, const float* part, int head_dim);
     void (*finish)(const float* state, int head_dim, float* out);
 };
+
+// Whether any of the groups has fine codes
+template <int R>
+static inline bool any_fine(const GroupInfo* groups, int64_t stride = 1) {
+    int32_t any = 0;
+    for (int r = 0; r < R; r++) any |= groups[r * stride].fine;
+    return any;
+}
 
 static constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 static constexpr int state_size(int head_dim) { return static_cast<int>(round_up(head_dim, LANES)) + LANES; }  // floats

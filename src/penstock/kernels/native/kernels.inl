@@ -65,37 +65,7 @@ inline void widen_row(int type, const void* from, int n, float* to) {
 
 // ---- rows ----
 
-void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* groups) {
-    for (int start = 0; start < padded; start += GROUP) {
-        float own[GROUP];
-        if (start + GROUP <= n)
-            memcpy(own, x + start, sizeof own);
-        else
-            for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
-        uint32_t largest = 0;  // as bits, in which NaN is larger than all numbers: it must not vanish
-        for (int i = 0; i < GROUP; i++) {
-            const uint32_t bits = bits_of(own[i]) & 0x7fffffffu;
-            largest = bits > largest ? bits : largest;
-        }
-        const float scale = float_of(largest) / 127.0f;
-        const float inverse = scale > 0x1p-120f ? 1.0f / scale : 0.0f;
-        int8_t* codes = q + start;
-        // at most 127 without a bound, since the scale is not rounded by more; what is not finite gets a scale that is not either
-        for (int i = 0; i < GROUP; i++) codes[i] = static_cast<int8_t>(bits_of(own[i] * inverse + 12582912.0f) - 0x4b400000u);
-        int32_t sum = 0;
-        for (int i = 0; i < GROUP; i++) sum += codes[i];
-        groups[start / GROUP] = {scale, scale * static_cast<float>(sum), sum};
-    }
-}
-
-void round_row(float* x, int n, uint16_t* halves) {
-    for (int i = 0; i < n; i++) {
-        halves[i] = to_bf16(x[i]);
-        x[i] = from_bf16(halves[i]);
-    }
-}
-
-void rms_norm_row(const float* x, const float* weight, int n, float eps, float* y, bool add_to) {
+inline float mean_square(const float* x, int n) {
     V squares = all(0.0f);
     int i = 0;
     for (; i + LANES <= n; i += LANES) {
@@ -107,9 +77,58 @@ void rms_norm_row(const float* x, const float* weight, int n, float eps, float* 
         for (int j = i; j < n; j++) tail[j - i] = x[j];
         squares = fma(load(tail), load(tail), squares);
     }
-    const float factor = 1.0f / sqrtf(sum_lanes(squares) / static_cast<float>(n) + eps);
+    return sum_lanes(squares) / static_cast<float>(n);
+}
+
+inline int32_t nearest(float x) { return static_cast<int32_t>(bits_of(x + 12582912.0f) - 0x4b400000u); }  // below 2^22
+
+// Codes of 8 bits; in a group with a number far above the others, beside which 8 bits leave little of them, 4 bits more
+void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* groups) {
+    const float loud = LOUD * sqrtf(mean_square(x, n));
+    for (int start = 0; start < padded; start += GROUP, q += 2 * GROUP, groups++) {
+        float own[GROUP];
+        if (start + GROUP <= n)
+            memcpy(own, x + start, sizeof own);
+        else
+            for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
+        uint32_t largest = 0;  // as bits, in which NaN is larger than all numbers: it must not vanish
+        for (int i = 0; i < GROUP; i++) {
+            const uint32_t bits = bits_of(own[i]) & 0x7fffffffu;
+            largest = bits > largest ? bits : largest;
+        }
+        const float scale = float_of(largest) / 127.0f;
+        // below this, a sixteenth of the scale times that of a weight might be rounded as a subnormal number
+        const float inverse = scale > 0x1p-96f ? 1.0f / scale : 0.0f;
+        const bool fine = float_of(largest) > loud;
+        int8_t* fine_codes = q + GROUP;
+        // at most 127 without a bound, since the scale is not rounded by more; what is not finite gets a scale that is not either
+        if (fine)
+            for (int i = 0; i < GROUP; i++) {
+                const int32_t sixteenths = nearest(own[i] * (16.0f * inverse)), code = (sixteenths + 8) >> 4;
+                q[i] = static_cast<int8_t>(code);
+                fine_codes[i] = static_cast<int8_t>(sixteenths - 16 * code);
+            }
+        else
+            for (int i = 0; i < GROUP; i++) q[i] = static_cast<int8_t>(nearest(own[i] * inverse)), fine_codes[i] = 0;
+        int32_t sum = 0, fine_sum = 0;
+        for (int i = 0; i < GROUP; i++) sum += q[i], fine_sum += fine_codes[i];
+        const float total = static_cast<float>(sum) + 0.0625f * static_cast<float>(fine_sum);
+        *groups = {scale, scale * total, static_cast<int16_t>(sum), static_cast<int16_t>(fine_sum), fine};
+    }
+}
+
+void round_row(float* x, int n, uint16_t* halves) {
+    for (int i = 0; i < n; i++) {
+        halves[i] = to_bf16(x[i]);
+        x[i] = from_bf16(halves[i]);
+    }
+}
+
+void rms_norm_row(const float* x, const float* weight, int n, float eps, float* y, bool add_to) {
+    const float factor = 1.0f / sqrtf(mean_square(x, n) + eps);
     const V factors = all(factor);
-    for (i = 0; i + LANES <= n; i += LANES) {
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
         const V normed = mul(mul(load(x + i), factors), load(weight + i));
         save(y + i, add_to ? add(load(y + i), normed) : normed);
     }
@@ -263,7 +282,7 @@ inline void multiply_block(const char* panel, const Rows& rows, int row, V* out)
     if constexpr (quantised) {
         const int groups = static_cast<int>(padded / GROUP);
         const Panel w = panel_at<KIND>(panel, groups);
-        multiply<R, minimum, bits>(w, rows.q + row * padded, padded, rows.groups + static_cast<int64_t>(row) * groups, out);
+        multiply<R, minimum, bits>(w, rows.q + 2 * row * padded, 2 * padded, rows.groups + static_cast<int64_t>(row) * groups, out);
     } else {
         multiply_floats<R, KIND>(panel, rows.padded_cols, rows.x + row * padded, out);
     }
@@ -271,19 +290,18 @@ inline void multiply_block(const char* panel, const Rows& rows, int row, V* out)
 
 inline void put_block(const ps_matrix& matrix, int block, int row, V sums, const Output& out) {
     const int first = block * LANES, n = matrix.rows - first < LANES ? matrix.rows - first : LANES;
-    const bool second = out.pairs && row % 2, added = out.add || second;
-    const float* bias = second ? nullptr : matrix.bias;
-    float* y = out.y + (out.pairs ? row / 2 : row) * out.stride + first;
+    const float* bias = matrix.bias;
+    float* y = out.y + row * out.stride + first;
     if (n == LANES) {
         if (bias) sums = add(sums, load(bias + first));
-        save(y, added ? add(load(y), sums) : sums);
+        save(y, out.add ? add(load(y), sums) : sums);
         return;
     }
     float values[LANES];
     save(values, sums);
     for (int i = 0; i < n; i++) {
         const float value = bias ? values[i] + bias[first + i] : values[i];
-        y[i] = added ? y[i] + value : value;
+        y[i] = out.add ? y[i] + value : value;
     }
 }
 

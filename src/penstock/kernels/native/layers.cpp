@@ -97,7 +97,7 @@ Routing route_rows(ps_context& c, const ps_experts& experts, const float* normed
 
 // Run the sent rows through `parts` matrices of each expert, stacked: the input -> out [sent, width]
 void multiply_by_expert(ps_context& c, const ps_experts& experts, const Routing& routing, const ps_matrix* (*of)(const ps_mlp&),
-                        int parts, const InputFormat& format, float* out, int64_t width) {
+                        int parts, float* out, int64_t width) {
     Product* list = c.products.take<Product>(static_cast<int64_t>(parts) * experts.count);
     int count = 0;
     for (int e = 0; e < experts.count; e++) {
@@ -109,7 +109,7 @@ void multiply_by_expert(ps_context& c, const ps_experts& experts, const Routing&
             y += matrix.rows;
         }
     }
-    c.multiply(list, count, format);
+    c.multiply(list, count);
 }
 
 void run_experts(ps_context& c, const ps_model& model, const ps_layer& layer, int m, float* hidden) {
@@ -134,10 +134,10 @@ void run_experts(ps_context& c, const ps_model& model, const ps_layer& layer, in
         c.finish_row(into, i);
     });
     float* gate_up = c.wide.take<float>(sent * 2 * inner);
-    multiply_by_expert(c, experts, routing, [](const ps_mlp& mlp) { return mlp.gate_up; }, 2, into, gate_up, 2 * inner);
+    multiply_by_expert(c, experts, routing, [](const ps_mlp& mlp) { return mlp.gate_up; }, 2, gate_up, 2 * inner);
     gate_rows(c, model.activation, gate_up, experts.intermediate, out_of, sent);
     float* answers = c.wide.take<float>(static_cast<int64_t>(sent) * width);
-    multiply_by_expert(c, experts, routing, [](const ps_mlp& mlp) { return &mlp.down; }, 1, out_of, answers, width);
+    multiply_by_expert(c, experts, routing, [](const ps_mlp& mlp) { return &mlp.down; }, 1, answers, width);
     c.for_rows(m, [&](int row) {
         float* sum = normed + static_cast<int64_t>(row) * width;
         for (int j = 0; j < each; j++) {

@@ -18,89 +18,99 @@ struct alignas(64) TileConfig {
 // The compiler does not know that loading a tile or its configuration reads memory: stores before this line stay before it.
 inline void finish_stores() { asm volatile("" ::: "memory"); }
 
-// Tiles 0 and 1: sums [16 rows, 16 outputs]; 4 and 5: inputs [16 rows, 32]; 6 and 7: codes [8, 16 outputs, 4]
-void configure_tiles() {
-    TileConfig config = {};
-    config.palette = 1;
-    for (int i = 0; i < 2; i++) {
-        config.bytes_per_row[i] = 64, config.rows[i] = 16;
-        config.bytes_per_row[4 + i] = 32, config.rows[4 + i] = 16;
-        config.bytes_per_row[6 + i] = 64, config.rows[6 + i] = 8;
-    }
+void configure(const TileConfig& config) {
     finish_stores();
     _tile_loadconfig(&config);
 }
 
 constexpr int UNPACKED = 32, MOST_ROWS = 64;  // groups of codes, and rows that use them while they are near
-constexpr int MIN_ROWS_BF16 = 4;              // fewer are read at the speed of memory without tiles
 
-// Groups of 4-bit codes [256] -> bytes [512]
+// ---- integers ----
+
+// Tile 0: sums [rows, 16 outputs]; 1: inputs [rows, 32 codes and 32 fine codes]; 2: codes [16, 16 outputs, 4]: sixteen times those
+// of a group, then as they are. For 8 bits, 3 and 4: codes and fine codes [rows, 32]; 5: codes [8, 16 outputs, 4]; 6: sums of
+// fine codes. What a tile of 4-bit codes sums is in sixteenths of the inputs' scale.
+void configure_for_integers(int rows) {
+    TileConfig config = {};
+    config.palette = 1;
+    for (int i = 0; i < 7; i++) config.bytes_per_row[i] = 64, config.rows[i] = static_cast<uint8_t>(rows);
+    config.bytes_per_row[3] = config.bytes_per_row[4] = 32;
+    config.rows[2] = 16, config.rows[5] = 8;
+    configure(config);
+}
+
+// Groups of 4-bit codes [256] -> [16][64]: sixteen times the codes of 32 inputs, then the codes
 void unpack_codes(const uint8_t* codes, int groups, uint8_t* out) {
-    const __m512i low_bits = _mm512_set1_epi8(15);
-    for (int g = 0; g < groups; g++)
+    const __m512i low_bits = _mm512_set1_epi8(15), high_bits = _mm512_set1_epi8(static_cast<char>(0xf0));
+    for (int g = 0; g < groups; g++, codes += 256, out += 1024)
         for (int j = 0; j < 4; j++) {
-            const __m512i both = _mm512_loadu_si512(codes + g * 256 + j * 64);
-            _mm512_store_si512(out + g * 512 + j * 64, _mm512_and_si512(both, low_bits));
-            _mm512_store_si512(out + g * 512 + 256 + j * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits));
+            const __m512i both = _mm512_loadu_si512(codes + j * 64);
+            _mm512_store_si512(out + j * 64, _mm512_and_si512(_mm512_slli_epi16(both, 4), high_bits));
+            _mm512_store_si512(out + 256 + j * 64, _mm512_and_si512(both, high_bits));
+            _mm512_store_si512(out + 512 + j * 64, _mm512_and_si512(both, low_bits));
+            _mm512_store_si512(out + 768 + j * 64, _mm512_and_si512(_mm512_srli_epi16(both, 4), low_bits));
         }
 }
 
-template <bool MINIMUM, int BITS>
-void fold(const Panel& w, int g, const int32_t* dots, const GroupInfo* info, V* sums) {
-    const V scale = load_f16(w.scales + g * LANES), minimum = MINIMUM ? load_f16(w.minima + g * LANES) : all(0.0f);
-    constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
-#pragma GCC unroll 16
-    for (int r = 0; r < LANES; r++) {
-        const GroupInfo& row = info[static_cast<int64_t>(r) * w.groups + g];
-        __m512i own = _mm512_load_si512(dots + r * LANES);
-        if (zero_point) own = _mm512_sub_epi32(own, _mm512_set1_epi32(zero_point * row.code_sum));
-        sums[r] = fma({_mm512_cvtepi32_ps(own)}, mul(scale, all(row.scale)), sums[r]);
-        if (MINIMUM) sums[r] = fma(minimum, all(row.sum), sums[r]);
+// Sums of a group of inputs, in sixteenths: dots [rows][16 outputs]. Those of 8-bit codes are in two parts.
+template <int BITS>
+inline void dot_group(const uint8_t* codes, const int8_t* q, int64_t stride, int32_t (*dots)[LANES * LANES]) {
+    _tile_zero(0);
+    if (BITS == 4) {
+        _tile_loadd(1, q, stride);
+        _tile_loadd(2, codes, 64);
+        _tile_dpbsud(0, 1, 2);
+    } else {
+        _tile_zero(6);
+        _tile_loadd(3, q, stride);
+        _tile_loadd(4, q + GROUP, stride);
+        _tile_loadd(5, codes, 64);
+        _tile_dpbssd(0, 3, 5);
+        _tile_dpbssd(6, 4, 5);
+        _tile_stored(6, dots[1], 64);
     }
+    _tile_stored(0, dots[0], 64);
 }
 
-// Add groups [from, to) of 16 rows times 16 outputs; codes [to - from][512]
-template <bool MINIMUM, int BITS>
+// Add groups [from, to) of R rows times 16 outputs. A group's sums are on their way while those before it are added.
+template <int R, bool MINIMUM, int BITS>
 void multiply_tile(const Panel& w, int from, int to, const uint8_t* codes, const int8_t* q, int64_t stride, const GroupInfo* info,
-                   V* sums) {
-    alignas(64) int32_t first[256], second[256];
+                   V* out) {
+    constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0, bytes = BITS == 4 ? 1024 : 512;
+    alignas(64) int32_t dots[2][2][LANES * LANES];
+    V sums[R];
+    for (int r = 0; r < R; r++) sums[r] = out[r];
     finish_stores();
-    for (int g = from; g < to; g += 2, codes += 1024) {
-        const bool two = g + 1 < to;
-        _tile_zero(0);
-        _tile_loadd(4, q + g * GROUP, stride);
-        _tile_loadd(6, codes, 64);
-        if (BITS == 4)
-            _tile_dpbsud(0, 4, 6);
-        else
-            _tile_dpbssd(0, 4, 6);
-        if (two) {
-            _tile_zero(1);
-            _tile_loadd(5, q + g * GROUP + GROUP, stride);
-            _tile_loadd(7, codes + 512, 64);
-            if (BITS == 4)
-                _tile_dpbsud(1, 5, 7);
-            else
-                _tile_dpbssd(1, 5, 7);
-        }
-        _tile_stored(0, first, 64);
-        fold<MINIMUM, BITS>(w, g, first, info, sums);
-        if (two) {
-            _tile_stored(1, second, 64);
-            fold<MINIMUM, BITS>(w, g + 1, second, info, sums);
+    dot_group<BITS>(codes, q + from * 2 * GROUP, stride, dots[from % 2]);
+    for (int g = from; g < to; g++) {
+        codes += bytes;
+        if (g + 1 < to) dot_group<BITS>(codes, q + (g + 1) * 2 * GROUP, stride, dots[(g + 1) % 2]);
+        const int32_t(*own)[LANES * LANES] = dots[g % 2];
+        const V scale = mul(load_f16(w.scales + g * LANES), all(0.0625f));
+        const V minimum = MINIMUM ? load_f16(w.minima + g * LANES) : scale;
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++) {
+            const GroupInfo& row = info[static_cast<int64_t>(r) * w.groups + g];
+            __m512i sum = _mm512_load_si512(own[0] + r * LANES);
+            if (BITS == 8) sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 4), _mm512_load_si512(own[1] + r * LANES));
+            if (zero_point) sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(zero_point * (16 * row.code_sum + row.fine_sum)));
+            sums[r] = fma({_mm512_cvtepi32_ps(sum)}, mul(scale, all(row.scale)), sums[r]);
+            if (MINIMUM) sums[r] = fma(minimum, all(row.sum), sums[r]);
         }
     }
+    for (int r = 0; r < R; r++) out[r] = sums[r];
 }
 
-template <int KIND>
+// Rows [row, row_end), a multiple of R
+template <int R, int KIND>
 void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
     constexpr bool minimum = KIND == PS_Q4M || KIND == PS_Q8M;
     constexpr int bits = KIND <= PS_Q4M ? 4 : 8;
-    alignas(64) uint8_t unpacked[bits == 4 ? UNPACKED * 512 : 64];
+    alignas(64) uint8_t unpacked[bits == 4 ? UNPACKED * 1024 : 64];
     V sums[MOST_ROWS];
     const int64_t padded = rows.padded_cols;
     const int groups = static_cast<int>(padded / GROUP);
-    configure_tiles();
+    configure_for_integers(R);
     for (; block < block_end; block++) {
         const Panel w = panel_at<KIND>(static_cast<const char*>(matrix.data) + block * panel_bytes(KIND, padded), groups);
         for (int r = 0; r < row_end - row; r++) sums[r] = all(0.0f);
@@ -111,13 +121,36 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
                 unpack_codes(bytes, to - from, unpacked);
                 bytes = unpacked;
             }
-            for (int r = row; r < row_end; r += LANES)
-                multiply_tile<minimum, bits>(w, from, to, bytes, rows.q + r * padded, padded,
-                                             rows.groups + static_cast<int64_t>(r) * groups, sums + (r - row));
+            for (int r = row; r < row_end; r += R)
+                multiply_tile<R, minimum, bits>(w, from, to, bytes, rows.q + 2 * r * padded, 2 * padded,
+                                                rows.groups + static_cast<int64_t>(r) * groups, sums + (r - row));
         }
         for (int r = row; r < row_end; r++) put_block(matrix, block, r, sums[r - row], out);
     }
     _tile_release();
+}
+
+// As many rows as fill tiles of R -> the first that is left
+template <int R>
+int integer_product(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
+    while (row_end - row >= R) {
+        const int left = (row_end - row) / R * R, end = row + (left < MOST_ROWS ? left : MOST_ROWS);
+        switch (matrix.kind) {
+            case PS_Q4:
+                tile_product<R, PS_Q4>(matrix, rows, row, end, block, block_end, out);
+                break;
+            case PS_Q4M:
+                tile_product<R, PS_Q4M>(matrix, rows, row, end, block, block_end, out);
+                break;
+            case PS_Q8:
+                tile_product<R, PS_Q8>(matrix, rows, row, end, block, block_end, out);
+                break;
+            default:
+                tile_product<R, PS_Q8M>(matrix, rows, row, end, block, block_end, out);
+        }
+        row = end;
+    }
+    return row;
 }
 
 // ---- bf16 ----
@@ -127,8 +160,7 @@ void configure_bf16_tiles() {
     TileConfig config = {};
     config.palette = 1;
     for (int i = 0; i < 8; i++) config.bytes_per_row[i] = 64, config.rows[i] = 16;
-    finish_stores();
-    _tile_loadconfig(&config);
+    configure(config);
 }
 
 // M times 16 rows, times N panels -> sums [M][N][16][16]
@@ -189,24 +221,10 @@ void product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_en
 
 void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
                         const Output& out) {
-    if (matrix.kind == PS_BF16 && row_end - row >= MIN_ROWS_BF16)
-        return product_bf16(matrix, rows, row, row_end, block, block_end, out);
-    while (matrix.kind <= PS_Q8M && row_end - row >= LANES) {
-        const int left = (row_end - row) / LANES * LANES, end = row + (left < MOST_ROWS ? left : MOST_ROWS);
-        switch (matrix.kind) {
-            case PS_Q4:
-                tile_product<PS_Q4>(matrix, rows, row, end, block, block_end, out);
-                break;
-            case PS_Q4M:
-                tile_product<PS_Q4M>(matrix, rows, row, end, block, block_end, out);
-                break;
-            case PS_Q8:
-                tile_product<PS_Q8>(matrix, rows, row, end, block, block_end, out);
-                break;
-            default:
-                tile_product<PS_Q8M>(matrix, rows, row, end, block, block_end, out);
-        }
-        row = end;
+    if (matrix.kind == PS_BF16) return product_bf16(matrix, rows, row, row_end, block, block_end, out);
+    if (matrix.kind <= PS_Q8M) {
+        row = integer_product<16>(matrix, rows, row, row_end, block, block_end, out);
+        row = integer_product<8>(matrix, rows, row, row_end, block, block_end, out);
     }
     if (row < row_end) product(matrix, rows, row, row_end, block, block_end, out);
 }

@@ -39,13 +39,19 @@ void add_groups(const UnpackedGroups& w, int count, int first, const int8_t* q, 
     float32x4_t sums[R][S];
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) sums[r][s] = out[r].part[first + s];
-    for (int g = 0; g < count; g++, q += GROUP, info++) {
+    for (int g = 0; g < count; g++, q += 2 * GROUP, info++) {
         const int8_t* codes = w.codes[g] + first * 16;
+        const auto dot_group = [&](int32x4_t(*dots)[S], const int8_t* x) {
+            for (int r = 0; r < R; r++)
+                for (int s = 0; s < S; s++) dots[r][s] = vdupq_n_s32(MAGIC);
+            add_inputs<R, S>(dots, x, stride, [&](int j, int s) { return vld1q_s8(codes + j * 64 + s * 16); });
+            add_inputs<R, S>(dots, x + 16, stride, [&](int j, int s) { return vld1q_s8(codes + 256 + j * 64 + s * 16); });
+        };
         int32x4_t dots[R][S];
-        for (int r = 0; r < R; r++)
-            for (int s = 0; s < S; s++) dots[r][s] = vdupq_n_s32(MAGIC);
-        add_inputs<R, S>(dots, q, stride, [&](int j, int s) { return vld1q_s8(codes + j * 64 + s * 16); });
-        add_inputs<R, S>(dots, q + 16, stride, [&](int j, int s) { return vld1q_s8(codes + 256 + j * 64 + s * 16); });
+        float32x4_t numbers[R][S];
+        dot_group(dots, q);
+        const float unit =
+            finish_dots<R, S>(dots, numbers, info, info_stride, [&](int32x4_t(*fine)[S]) { dot_group(fine, q + GROUP); });
 #pragma GCC unroll 4
         for (int s = 0; s < S; s++) {
             const float32x4_t scale = vld1q_f32(w.scales[g] + 4 * (first + s));
@@ -53,7 +59,7 @@ void add_groups(const UnpackedGroups& w, int count, int first, const int8_t* q, 
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 const GroupInfo& row = info[r * info_stride];
-                sums[r][s] = vfmaq_f32(sums[r][s], as_floats(dots[r][s]), vmulq_n_f32(scale, row.scale));
+                sums[r][s] = vfmaq_f32(sums[r][s], numbers[r][s], vmulq_n_f32(scale, unit * row.scale));
                 if (MINIMUM) sums[r][s] = vfmaq_n_f32(sums[r][s], minimum, row.sum);
             }
         }
@@ -79,7 +85,7 @@ void product_unpacked(const ps_matrix& matrix, const Rows& rows, int row, int ro
             unpack_groups<minimum>(w, from, to, unpacked);
             for (int first = 0; first < 4; first += S)
                 for (int r = row; r < row_end; r += R)
-                    add_groups<R, S, minimum>(unpacked, to - from, first, rows.q + r * padded + from * GROUP, padded,
+                    add_groups<R, S, minimum>(unpacked, to - from, first, rows.q + 2 * (r * padded + from * GROUP), 2 * padded,
                                               rows.groups + static_cast<int64_t>(r) * groups + from, groups, sums + (r - row));
         }
         for (int r = row; r < row_end; r++) put_block(matrix, block, r, sums[r - row], out);

@@ -9,7 +9,7 @@ extern "C" {
 #endif
 #pragma GCC visibility push(default)
 
-#define PS_INTERFACE 5  // raised with every change of a struct or function below
+#define PS_INTERFACE 6  // raised with every change of a struct or function below
 
 // Packed layouts of a weight matrix.
 enum ps_kind {
@@ -42,7 +42,6 @@ enum ps_activation { PS_SILU = 0, PS_GELU_TANH = 1 };
 // A packed matrix: rows outputs, cols inputs. data is 64-byte aligned; rows = 0 means that there is none.
 typedef struct {
     int32_t kind, rows, cols;
-    int32_t fine;  // not 0: inputs of quantised weights are rounded to 16 bits, in two steps of 8
     const void* data;
     const float* bias;  // [rows], or NULL
 } ps_matrix;

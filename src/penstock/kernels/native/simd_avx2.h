@@ -82,44 +82,61 @@ inline __m256i dot_signed(__m256i sum, __m256i codes, __m256i x) {
     return dot_unsigned(sum, _mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
 }
 
+// Add the products of 32 inputs of R rows with the codes of 8 outputs.
+template <int R, int BITS>
+inline void dot_group(const uint8_t* codes, const int8_t* q, int64_t stride, __m256i* dots) {
+    const __m256i low_bits = _mm256_set1_epi8(15);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        __m256i first, second;
+        if (BITS == 4) {
+            const __m256i both = load256(codes + j * 64);
+            first = _mm256_and_si256(both, low_bits);
+            second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
+        } else {
+            first = load256(codes + j * 64);
+            second = load256(codes + 256 + j * 64);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const int8_t* x = q + r * stride + 4 * j;
+            const __m256i x0 = broadcast_inputs(x), x1 = broadcast_inputs(x + 16);
+            dots[r] = BITS == 4 ? dot_unsigned(dot_unsigned(dots[r], first, x0), second, x1)
+                                : dot_signed(dot_signed(dots[r], first, x0), second, x1);
+        }
+    }
+}
+
 template <int R, bool MINIMUM, int BITS>
 inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
     __m256 sums[R][2];
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
-    const __m256i low_bits = _mm256_set1_epi8(15);
+    constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
     for (int g = 0; g < w.groups; g++) {
-        const GroupInfo* rows = info + g;
+        GroupInfo rows[R];
+        for (int r = 0; r < R; r++) rows[r] = info[static_cast<int64_t>(r) * w.groups + g];
+        const int8_t* x = q + g * 2 * GROUP;
 #pragma GCC unroll 2
         for (int s = 0; s < 2; s++) {
+            const uint8_t* codes = w.codes + g * 64 * BITS + s * 32;
             __m256i dots[R];
-            for (int r = 0; r < R; r++)
-                dots[r] = _mm256_set1_epi32(BITS == 4 && !MINIMUM ? -8 * rows[static_cast<int64_t>(r) * w.groups].code_sum : 0);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; j++) {
-                __m256i first, second;
-                if (BITS == 4) {
-                    const __m256i both = load256(w.codes + g * 256 + j * 64 + s * 32);
-                    first = _mm256_and_si256(both, low_bits);
-                    second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_bits);
-                } else {
-                    first = load256(w.codes + g * 512 + j * 64 + s * 32);
-                    second = load256(w.codes + g * 512 + 256 + j * 64 + s * 32);
-                }
-#pragma GCC unroll 4
-                for (int r = 0; r < R; r++) {
-                    const int8_t* x = q + r * stride + g * GROUP + 4 * j;
-                    const __m256i x0 = broadcast_inputs(x), x1 = broadcast_inputs(x + 16);
-                    dots[r] = BITS == 4 ? dot_unsigned(dot_unsigned(dots[r], first, x0), second, x1)
-                                        : dot_signed(dot_signed(dots[r], first, x0), second, x1);
-                }
+            for (int r = 0; r < R; r++) dots[r] = _mm256_set1_epi32(-zero_point * rows[r].code_sum);
+            dot_group<R, BITS>(codes, x, stride, dots);
+            __m256 scale = widen_f16(w.scales + g * LANES + 8 * s);
+            if (any_fine<R>(rows)) {
+                __m256i fine[R];
+                for (int r = 0; r < R; r++) fine[r] = _mm256_set1_epi32(-zero_point * rows[r].fine_sum);
+                dot_group<R, BITS>(codes, x + GROUP, stride, fine);
+                for (int r = 0; r < R; r++) dots[r] = _mm256_add_epi32(_mm256_slli_epi32(dots[r], 4), fine[r]);
+                scale = _mm256_mul_ps(scale, _mm256_set1_ps(0.0625f));
             }
-            const __m256 scale = widen_f16(w.scales + g * LANES + 8 * s);
             for (int r = 0; r < R; r++) {
-                const GroupInfo& row = rows[static_cast<int64_t>(r) * w.groups];
-                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(row.scale));
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(rows[r].scale));
                 sums[r][s] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), factor, sums[r][s]);
-                if (MINIMUM)
-                    sums[r][s] = _mm256_fmadd_ps(widen_f16(w.minima + g * LANES + 8 * s), _mm256_set1_ps(row.sum), sums[r][s]);
+                if (MINIMUM) {
+                    const __m256 minimum = widen_f16(w.minima + g * LANES + 8 * s);
+                    sums[r][s] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(rows[r].sum), sums[r][s]);
+                }
             }
         }
     }

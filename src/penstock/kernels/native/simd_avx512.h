@@ -52,6 +52,17 @@ inline __m512i broadcast_inputs(const int8_t* x) {
     return _mm512_set1_epi32(four);
 }
 
+// start + the products of 32 inputs with the unsigned codes of 16 outputs
+inline __m512i dot_group(int32_t start, const __m512i* codes, const int8_t* x) {
+    __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+#pragma GCC unroll 4
+    for (int j = 0; j < 8; j += 2) {
+        even = _mm512_dpbusd_epi32(even, codes[j], broadcast_inputs(x + 4 * j));
+        odd = _mm512_dpbusd_epi32(odd, codes[j + 1], broadcast_inputs(x + 4 * j + 4));
+    }
+    return _mm512_add_epi32(even, odd);
+}
+
 // The instruction wants unsigned codes: signed ones are raised by 128, and 128 times the sum of the inputs is taken off.
 template <int R, bool MINIMUM, int BITS>
 inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
@@ -76,16 +87,17 @@ inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const Grou
         const __m512 minimum = MINIMUM ? _mm512_cvtph_ps(load256(w.minima + g * LANES)) : _mm512_setzero_ps();
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const int8_t* x = q + r * stride + g * GROUP;
+            const int8_t* x = q + r * stride + g * 2 * GROUP;
             const GroupInfo& row = info[static_cast<int64_t>(r) * w.groups + g];
-            __m512i even = _mm512_set1_epi32(-zero_point * row.code_sum), odd = _mm512_setzero_si512();
-#pragma GCC unroll 4
-            for (int j = 0; j < 8; j += 2) {
-                even = _mm512_dpbusd_epi32(even, codes[j], broadcast_inputs(x + 4 * j));
-                odd = _mm512_dpbusd_epi32(odd, codes[j + 1], broadcast_inputs(x + 4 * j + 4));
+            __m512i dots = dot_group(-zero_point * row.code_sum, codes, x);
+            float row_scale = row.scale;
+            if (row.fine) {
+                const __m512i fine = dot_group(-zero_point * row.fine_sum, codes, x + GROUP);
+                dots = _mm512_add_epi32(_mm512_slli_epi32(dots, 4), fine);
+                row_scale *= 0.0625f;
             }
-            const __m512 dots = _mm512_cvtepi32_ps(_mm512_add_epi32(even, odd));
-            sums[r] = _mm512_fmadd_ps(dots, _mm512_mul_ps(scale, _mm512_set1_ps(row.scale)), sums[r]);
+            const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(row_scale));
+            sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots), factor, sums[r]);
             if (MINIMUM) sums[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(row.sum), sums[r]);
         }
     }

@@ -112,6 +112,20 @@ inline void add_inputs(int32x4_t (*dots)[S], const int8_t* q, int64_t stride, co
     for (int s = 0; s < S; s++) add_dots<3, R, S>(dots, s, codes(3, s), x);
 }
 
+// Integer sums -> floats. Where a row has fine codes, `add_fine` sums their products, and all are in sixteenths: the unit returned.
+template <int R, int S, typename F>
+inline float finish_dots(const int32x4_t (*dots)[S], float32x4_t (*numbers)[S], const GroupInfo* info, int64_t info_stride,
+                         const F& add_fine) {
+    for (int r = 0; r < R; r++)
+        for (int s = 0; s < S; s++) numbers[r][s] = as_floats(dots[r][s]);
+    if (!any_fine<R>(info, info_stride)) return 1.0f;
+    int32x4_t fine[R][S];
+    add_fine(fine);
+    for (int r = 0; r < R; r++)
+        for (int s = 0; s < S; s++) numbers[r][s] = vfmaq_n_f32(as_floats(fine[r][s]), numbers[r][s], 16.0f);
+    return 0.0625f;
+}
+
 // Outputs [4 first, 4 (first + S)) of a panel, for R rows. The next panel is fetched into the first or second cache meanwhile:
 // the processor does not look far enough ahead by itself.
 template <int R, int S, bool MINIMUM, int BITS, int CACHE>
@@ -122,20 +136,29 @@ inline void multiply_part(const Panel& w, int first, const int8_t* q, int64_t st
     const uint8_t* codes = w.codes + first * 16;
     constexpr int group_bytes = 64 * BITS + 32 * (MINIMUM ? 2 : 1);
     const uint8_t* next = w.codes + static_cast<int64_t>(w.groups) * group_bytes;
-    for (int g = 0; g < w.groups; g++, codes += 64 * BITS, q += GROUP, next += group_bytes) {
+    const auto dot_group = [&](int32x4_t(*dots)[S], const int8_t* x) {
+        add_inputs<R, S>(dots, x, stride, [&](int j, int s) {
+            const uint8x16_t own = vld1q_u8(codes + j * 64 + s * 16);
+            return vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(own, vdupq_n_u8(15)) : own);
+        });
+        add_inputs<R, S>(dots, x + 16, stride, [&](int j, int s) {
+            const uint8x16_t own = vld1q_u8(codes + (BITS == 4 ? j : j + 4) * 64 + s * 16);
+            return vreinterpretq_s8_u8(BITS == 4 ? vshrq_n_u8(own, 4) : own);
+        });
+    };
+    constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
+    for (int g = 0; g < w.groups; g++, codes += 64 * BITS, q += 2 * GROUP, info++, next += group_bytes) {
         if (first == 0)
             for (int line = 0; line < group_bytes; line += 64) __builtin_prefetch(next + line, 0, 4 - CACHE);
         int32x4_t dots[R][S];
         for (int r = 0; r < R; r++)
-            for (int s = 0; s < S; s++)
-                dots[r][s] = vdupq_n_s32(MAGIC - (BITS == 4 && !MINIMUM ? 8 * info[r * w.groups + g].code_sum : 0));
-        add_inputs<R, S>(dots, q, stride, [&](int j, int s) {
-            const uint8x16_t own = vld1q_u8(codes + j * 64 + s * 16);
-            return vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(own, vdupq_n_u8(15)) : own);
-        });
-        add_inputs<R, S>(dots, q + 16, stride, [&](int j, int s) {
-            const uint8x16_t own = vld1q_u8(codes + (BITS == 4 ? j : j + 4) * 64 + s * 16);
-            return vreinterpretq_s8_u8(BITS == 4 ? vshrq_n_u8(own, 4) : own);
+            for (int s = 0; s < S; s++) dots[r][s] = vdupq_n_s32(MAGIC - zero_point * info[r * w.groups].code_sum);
+        dot_group(dots, q);
+        float32x4_t numbers[R][S];
+        const float unit = finish_dots<R, S>(dots, numbers, info, w.groups, [&](int32x4_t(*fine)[S]) {
+            for (int r = 0; r < R; r++)
+                for (int s = 0; s < S; s++) fine[r][s] = vdupq_n_s32(MAGIC - zero_point * info[r * w.groups].fine_sum);
+            dot_group(fine, q + GROUP);
         });
 #pragma GCC unroll 4
         for (int s = 0; s < S; s++) {
@@ -143,8 +166,8 @@ inline void multiply_part(const Panel& w, int first, const int8_t* q, int64_t st
             const float32x4_t minimum = MINIMUM ? widen_f16(vld1_u16(w.minima + g * LANES + 4 * (first + s))) : scale;
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const GroupInfo& row = info[r * w.groups + g];
-                sums[r][s] = vfmaq_f32(sums[r][s], as_floats(dots[r][s]), vmulq_n_f32(scale, row.scale));
+                const GroupInfo& row = info[r * w.groups];
+                sums[r][s] = vfmaq_f32(sums[r][s], numbers[r][s], vmulq_n_f32(scale, unit * row.scale));
                 if (MINIMUM) sums[r][s] = vfmaq_n_f32(sums[r][s], minimum, row.sum);
             }
         }

@@ -58,24 +58,26 @@ inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const Grou
     for (int g = 0; g < w.groups; g++) {
         const V scale = load_f16(w.scales + g * LANES);
         for (int r = 0; r < R; r++) {
-            const int8_t* x = q + r * stride + g * GROUP;
+            const int8_t* x = q + r * stride + g * 2 * GROUP;
             const GroupInfo& row = info[r * w.groups + g];
+            const auto input = [&](int k) { return 16 * x[k] + x[GROUP + k]; };
             V dots;
             for (int n = 0; n < LANES; n++) {
-                int32_t dot = BITS == 4 && !MINIMUM ? -8 * row.code_sum : 0;
+                int32_t dot = BITS == 4 && !MINIMUM ? -8 * (16 * row.code_sum + row.fine_sum) : 0;
                 for (int j = 0; j < 4; j++)
                     for (int b = 0; b < 4; b++) {
+                        const int32_t x0 = input(4 * j + b), x1 = input(16 + 4 * j + b);
                         if (BITS == 4) {
                             const uint8_t both = w.codes[g * 256 + j * 64 + n * 4 + b];
-                            dot += (both & 15) * x[4 * j + b] + (both >> 4) * x[16 + 4 * j + b];
+                            dot += (both & 15) * x0 + (both >> 4) * x1;
                         } else {
                             const int8_t* codes = reinterpret_cast<const int8_t*>(w.codes) + g * 512 + j * 64 + n * 4 + b;
-                            dot += codes[0] * x[4 * j + b] + codes[256] * x[16 + 4 * j + b];
+                            dot += codes[0] * x0 + codes[256] * x1;
                         }
                     }
                 dots.lane[n] = static_cast<float>(dot);
             }
-            out[r] = fma(dots, mul(scale, all(row.scale)), out[r]);
+            out[r] = fma(dots, mul(scale, all(0.0625f * row.scale)), out[r]);
             if (MINIMUM) out[r] = fma(load_f16(w.minima + g * LANES), all(row.sum), out[r]);
         }
     }
