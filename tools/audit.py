@@ -24,6 +24,7 @@ ACCEPTED = {
     "CVE-2026-69112": "accelerate is for tests only, and none of them loads a sharded checkpoint with it",
 }
 CLEAN, HOLES, UNKNOWN = 0, 1, 2
+ELSEWHERE = "Run it where https://pypi.org/pypi can be reached; mirrors of packages do not have the database."
 
 
 def verdict(report: str, messages: str) -> tuple[int, str]:
@@ -32,7 +33,7 @@ def verdict(report: str, messages: str) -> tuple[int, str]:
         packages = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):
         why = messages.strip().splitlines()[-1:] or ["it said nothing"]
-        return UNKNOWN, f"Nothing was audited: pip-audit could not reach its database or failed ({why[0]})."
+        return UNKNOWN, f"Nothing was audited: pip-audit failed ({why[0]}). {ELSEWHERE}"
     found = [(package, hole) for package in packages for hole in package.get("vulns", [])]
     accepted = [(package, hole) for package, hole in found if ACCEPTED.keys() & {hole["id"], *hole.get("aliases", [])}]
     holes = [
@@ -41,11 +42,13 @@ def verdict(report: str, messages: str) -> tuple[int, str]:
         if (package, hole) not in accepted
     ]
     skipped = [package["name"] for package in packages if "skip_reason" in package]
+    if len(skipped) == len(packages):
+        return UNKNOWN, f"Nothing was audited: the database knows none of the {len(packages)} packages. {ELSEWHERE}"
     unknown = f"{len(skipped)} of {len(packages)} packages were not found in the database, so nothing is known about them"
     if holes:
         return HOLES, "\n".join([*holes, *([f"{unknown}."] if skipped else [])])
-    if skipped or not packages:
-        return UNKNOWN, f"{unknown}: {', '.join(skipped[:5])}{' ...' if len(skipped) > 5 else ''}. Is the database out of reach?"
+    if skipped:
+        return UNKNOWN, f"{unknown}: {', '.join(skipped[:5])}{' ...' if len(skipped) > 5 else ''}."
     known = f", but for {len(accepted)} that tools/audit.py accepts" if accepted else ""
     return CLEAN, f"No known holes in {len(packages)} packages{known}."
 
