@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +28,11 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.store.files import Place, footprint, sizes_in
+from penstock.workspace.store.job_id import FILE_PREFIX
 from penstock.workspace.store.kept_jobs import job_footprint
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest
+from penstock.workspace.store.uploads import StoredFile, Uploads
 from penstock.workspace.work import Work
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, jsonl
 from tests.lazy_module import LazyModule
@@ -142,6 +146,28 @@ def test_jobs_that_a_key_runs_again_count_with_what_it_stores(door: Door, files_
     recounted = Workspace(door.workspace.path)
     recounted.usage.limits_of = door.workspace.usage.limits_of
     assert recounted.usage.room(owner) == door.workspace.usage.room(owner), "a server that begins now counts the same"
+
+
+def test_slow_lists_of_one_key_leave_other_keys_threads(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    door.add("bob")
+    door.add("eve")
+    slow = door.upload("eve", 10).json()["id"].removeprefix(FILE_PREFIX)
+    looking, over, find = threading.Event(), threading.Event(), Uploads.find
+
+    def find_slowly(self: Uploads, file_id: str) -> StoredFile | None:
+        if file_id == slow:
+            looking.set()
+            over.wait(PATIENCE)
+        return find(self, file_id)
+
+    monkeypatch.setattr(Uploads, "find", find_slowly)
+    with ThreadPoolExecutor(40) as pool:
+        lists = [pool.submit(door.send, "eve", "GET", "/v1/files") for _ in range(40)]
+        assert looking.wait(PATIENCE)
+        assert door.upload("bob", 10).status_code == 200
+        assert not any(one.done() for one in lists)
+        over.set()
+        assert {one.result().status_code for one in lists} == {200}
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.doors.access.keys import OWNER, Caller, Keys
 from penstock.doors.access.refusal_pace import RefusalPace
+from penstock.doors.http.threads import SharedThreads
 from penstock.errors import EngineError, ForbiddenOrigin, InvalidKey, NotReady, PenstockError, RequestTooLarge
 
 logger = logging.getLogger("penstock.http")
@@ -120,6 +121,7 @@ class Gate:
     refuse: Refuse
     arriving: set[asyncio.Task[Any]]
     pace: RefusalPace = field(default_factory=RefusalPace)
+    threads: SharedThreads = field(default_factory=SharedThreads)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -156,6 +158,7 @@ class Gate:
             return message
 
         self.arriving.add(task)
+        self.threads.enter(caller.owner)
         try:
             await self.app(scope, limited_receive, paced_send)
         finally:

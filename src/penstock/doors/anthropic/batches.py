@@ -19,9 +19,9 @@ from penstock.doors.anthropic.job_endpoints import MESSAGES
 from penstock.doors.anthropic.paging import page_of, timestamp
 from penstock.doors.anthropic.requests import BatchItem, MessageBatchRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher, caller_of
-from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.framing import line
 from penstock.doors.http.replies import json_reply
+from penstock.doors.http.threads import run_in_thread
 from penstock.errors import RequestError, UnknownBatch, UnknownFile
 from penstock.workspace.batch.batches import Batches, BatchStatus, BatchView
 from penstock.workspace.batch.lines import METHOD, Lines

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from penstock.doors.app.saved_audits import SavedReport, audits_folder, load
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.replies import json_reply
 from penstock.doors.http.route import Route, in_dialect
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.errors import PENSTOCK
 from penstock.errors import KeyForbids
 

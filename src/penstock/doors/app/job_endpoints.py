@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from penstock.doors.access.keys import Caller, Keys
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.paging import LIMIT, limit_param, refuse_unknown_params
 from penstock.doors.http.replies import json_reply
 from penstock.doors.http.route import Route, in_dialect
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.errors import PENSTOCK
 from penstock.engine.hosted_model import HostedModel

@@ -14,9 +14,10 @@ from penstock.config.keys import PRIORITIES, KeyFolder, KeyLimits, KeyRecord
 from penstock.config.network import NAME
 from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import Fields, read, run_in_thread
+from penstock.doors.http.fields import Fields, read
 from penstock.doors.http.replies import json_reply
 from penstock.doors.http.route import Handler, Route, in_dialect
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.errors import PENSTOCK
 from penstock.errors import ConfigError, KeyForbids, RequestError, UnknownKey
 

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from penstock import __version__
 from penstock.doors.access.gate import is_open
 from penstock.doors.http.describing import FieldsSchema
-from penstock.doors.http.fields import IGNORED_HEADER, Fields, RequestBody, run_in_thread
+from penstock.doors.http.fields import IGNORED_HEADER, Fields, RequestBody
 from penstock.doors.http.framing import encode
 from penstock.doors.http.route import Parameter, Route
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.errors import PENSTOCK
 
 PATH = "/openapi.json"

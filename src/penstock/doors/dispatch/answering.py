@@ -15,8 +15,8 @@ from penstock.doors.dispatch.running import Admit, RunningRequest
 from penstock.doors.generation.exchange import Answer, Exchange
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.errors import id_headers, send_error, send_json
-from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.framing import encode
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.http.workers import Worker
 from penstock.errors import PenstockError
 
@@ -24,6 +24,8 @@ STREAMED = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # or nginx would hold events back
 ]
+
+LARGE_ANSWER_TOKENS = 500  # each may have twenty log-probabilities, and is then some kilobytes of JSON
 
 
 async def respond(
@@ -163,7 +165,8 @@ class AnswerResponse(Response):
         if running.error is not None:
             await send_error(scope, send, running.error, self._more_headers)
             return
-        body = await run_in_thread(lambda: encode(self._answer.whole(running.usage)), enabled=self._slow)
+        large = self._slow or running.usage.completion_tokens > LARGE_ANSWER_TOKENS
+        body = await run_in_thread(lambda: encode(self._answer.whole(running.usage)), enabled=large)
         await send_json(send, 200, body, self._more_headers)
 
     async def _keep(self) -> None:

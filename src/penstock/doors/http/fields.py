@@ -7,7 +7,7 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, ValidationInfo, model_validator
 from starlette.requests import Request
 
+from penstock.doors.http.threads import run_in_thread
 from penstock.errors import PromptTooLong, RequestError, RequestTimeout
 
 MAX_NAME_LENGTH = 40  # of an unknown field in a message; no known one is longer
@@ -114,11 +115,6 @@ async def whole_body(request: Request) -> bytes:
         return await asyncio.wait_for(request.body(), REQUEST_TIMEOUT_S)
     except TimeoutError:
         raise RequestTimeout(f"The request was not complete after {REQUEST_TIMEOUT_S:g} seconds.") from None
-
-
-async def run_in_thread(make: Callable[[], Result], *, enabled: bool = True) -> Result:
-    """Run `make` in another thread, so that it does not hold up other streams; in this one if not `enabled`."""
-    return await asyncio.to_thread(make) if enabled else make()
 
 
 def parse(kind: type[Body], body: bytes | str, *, max_messages: int | None = None) -> Body:

@@ -29,12 +29,23 @@ class Workers:
 
     An owner uses at most `per_owner` of the threads, and owners that wait take turns. So neither many requests of one owner
     nor slow ones keep the others waiting for more than one piece of work.
+
+    max_waiting: requests of one owner that may wait; None for any number.
+    trims: return freed memory to the system after the last work.
     """
 
-    def __init__(self, threads: int = THREADS, per_owner: int = THREADS_PER_OWNER, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(
+        self,
+        threads: int = THREADS,
+        per_owner: int = THREADS_PER_OWNER,
+        max_waiting: int | None = MAX_WAITING,
+        *,
+        trims: bool = True,
+    ) -> None:
         self._threads = threads
         self._per_owner = per_owner
         self._max_waiting = max_waiting
+        self._trims = trims
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix="worker")
         self._busy = Counter[str | None]()
         self._waiting: dict[str | None, deque[asyncio.Future[None]]] = {}  # the owner whose turn is next first
@@ -50,7 +61,7 @@ class Workers:
             self._busy[owner] += 1
             return
         line = self._waiting.setdefault(owner, deque())
-        if len(line) >= self._max_waiting * (OPERATOR_FACTOR if owner is None else 1):
+        if self._max_waiting is not None and len(line) >= self._max_waiting * (OPERATOR_FACTOR if owner is None else 1):
             raise QueueFull(
                 f"{len(line)} large requests of this key are waiting already.",
                 retry_after=RETRY_AFTER_S,
@@ -80,7 +91,7 @@ class Workers:
                 self._busy[waiting] += 1
                 turn.set_result(None)
                 return
-        if not self._busy and not self._trim_scheduled:
+        if self._trims and not self._busy and not self._trim_scheduled:
             self._trim_scheduled = True
             asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._trim)
 

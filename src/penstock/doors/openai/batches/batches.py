@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import read, run_in_thread
+from penstock.doors.http.fields import read
 from penstock.doors.http.paging import Page
 from penstock.doors.http.replies import json_reply
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.files import parse_file_id
 from penstock.doors.openai.batches.requests import BatchCreation

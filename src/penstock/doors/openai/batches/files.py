@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import parse, run_in_thread
+from penstock.doors.http.fields import parse
 from penstock.doors.http.paging import Page
 from penstock.doors.http.replies import json_reply
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.requests import FileFields
 from penstock.errors import RequestError, RequestTimeout, UnknownFile

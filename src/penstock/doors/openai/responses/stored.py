@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.doors.dispatch.dispatcher import caller_of
-from penstock.doors.http.fields import run_in_thread
 from penstock.doors.http.paging import Page, refuse_unknown_params
 from penstock.doors.http.replies import json_reply
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import ResponseStore, StoredResponse
 from penstock.errors import RequestError
