@@ -23,6 +23,7 @@ from penstock.doors.generation.exchange import Context, Exchange
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.http.fields import LARGE_BODY_BYTES, Body, Result, ignored_headers, parse, renamed_fields, whole_body
 from penstock.doors.http.route import Route
+from penstock.doors.http.threads import run_in_thread
 from penstock.doors.http.workers import Worker, Workers
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import KeyLimit, RequestError, UnknownModel
@@ -108,6 +109,8 @@ class RequestDispatcher:
                         made = await self._turns.run(lambda: exchange(params, context), caller.owner, request, context.aborted)
                     else:
                         made = await worker.run(lambda: exchange(params, context), enabled=slow)
+                    if made.check_room is not None:
+                        await run_in_thread(made.check_room)
                     priority = caller.priority(made.priority)
                     jobs = [
                         replace(job, priority=priority, owner=context.prefix_owner, submitter=caller.owner or "")

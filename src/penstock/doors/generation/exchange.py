@@ -50,6 +50,7 @@ class Exchange:
     answer: called when the jobs are accepted, with the id of the first and the prompt tokens of each.
     priority: None if the request sets none.
     keep: stores the complete answer on disk before the client gets the end of it.
+    check_room: raises StorageLimit if it could not, before anything is generated. May read from the disk.
     """
 
     jobs: Sequence[JobRequest]
@@ -57,6 +58,7 @@ class Exchange:
     stream: bool = False
     priority: int | None = None
     keep: Callable[[Answer, Usage], None] | None = None
+    check_room: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,8 @@ class EngineRunner:
             with renamed_fields(params.names):
                 exchange = endpoint.exchange(params, context)
                 _refuse_stream(exchange)
+                if exchange.check_room is not None:
+                    exchange.check_room()
                 return self._task(context, request, exchange.jobs, exchange)
         sampling = dict(request.sampling)
         limit = answer_limit(sampling.pop("max_tokens", None), self._limits, "max_tokens")

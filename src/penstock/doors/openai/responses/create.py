@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from penstock.domain.updates import Usage
@@ -28,9 +29,8 @@ class CreateResponse:
         check_metadata(params.metadata)
         stored = self._is_stored(params.store)
         before = store.conversation(params.previous_response_id, owner=owner)
-        items = with_input(before, params.input, store.finder(owner=owner))
-        if stored:
-            store.check_room(items, owner=owner)  # before it is answered
+        referred = {item.id for item in params.input if item.id is not None}
+        items = with_input(before, params.input, store.finder(referred, owner=owner))
         tools, choice = offered_tools(params)
         turn = Turn(
             messages=as_messages(params.instructions, items),
@@ -60,7 +60,12 @@ class CreateResponse:
             store.put(answer.whole(usage), items, owner=owner)
 
         return Exchange(
-            [planned.job], answer, stream=bool(params.stream), priority=params.effective_priority, keep=keep if stored else None
+            [planned.job],
+            answer,
+            stream=bool(params.stream),
+            priority=params.effective_priority,
+            keep=keep if stored else None,
+            check_room=partial(store.check_room, items, owner=owner) if stored else None,
         )
 
     def _is_stored(self, params: bool | None) -> bool:

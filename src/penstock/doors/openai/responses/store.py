@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -90,13 +90,14 @@ class ResponseStore:
         except UnknownResponse as error:
             raise NoPreviousResponse(error.message, field=field, hint=error.hint) from None
 
-    def finder(self, *, owner: str | None) -> Callable[[str], wire.Item | None]:
-        """Make a function that finds items by id, and reads each response only once."""
+    def finder(self, wanted: Collection[str], *, owner: str | None) -> Callable[[str], wire.Item | None]:
+        """Make a function that finds the items of these ids. It reads each response only once, and keeps nothing else of it: the
+        responses that one request refers to may be all that its key has stored."""
 
         @functools.cache
         def items_of(job_id: str) -> Mapping[str, wire.Item]:
             stored = self._read(job_id, owner)
-            return {} if stored is None else {item.id: item for item in reversed(stored.conversation)}
+            return {} if stored is None else {item.id: item for item in reversed(stored.conversation) if item.id in wanted}
 
         def find(name: str) -> wire.Item | None:
             known = _ITEM.fullmatch(name)
