@@ -73,7 +73,7 @@ class NoEnds:
     eos_ids = frozenset({0})
     picker = None
 
-    def decoder(self, segment: object) -> None:
+    def decoder(self, segments: object) -> None:
         return None
 
     def __init__(self) -> None:

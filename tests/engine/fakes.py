@@ -121,13 +121,13 @@ class FakeEnds:
     picker = None
 
     def __init__(self, *, decodes: bool = False) -> None:
-        """decodes: take whole decode steps where one segment has all layers, as on a GPU."""
+        """decodes: take whole decode steps where all segments are here, as on a GPU."""
         self._decodes = decodes
         self._decoder: FakeDecoder | None = None
 
-    def decoder(self, segment: FakeSegment) -> FakeDecoder | None:
+    def decoder(self, segments: Sequence[FakeSegment]) -> FakeDecoder | None:
         if self._decodes and self._decoder is None:
-            self._decoder = FakeDecoder(segment, self)
+            self._decoder = FakeDecoder(segments, self)
         return self._decoder
 
     def compute_embed(self, token_ids: Sequence[int]) -> Tensor:
@@ -143,8 +143,8 @@ class FakeEnds:
 class FakeDecoder:
     """Takes decode steps from token to token. ahead: how many began before the tokens of the one before were known."""
 
-    def __init__(self, segment: FakeSegment, ends: FakeEnds) -> None:
-        self._segment = segment
+    def __init__(self, segments: Sequence[FakeSegment], ends: FakeEnds) -> None:
+        self._segments = segments
         self._ends = ends
         self._chosen: list[int] = []
         self.ahead = 0
@@ -155,9 +155,11 @@ class FakeDecoder:
     def foresees(self, rows: Sequence[SampleRow]) -> bool:
         return all(row.foreseeable for row in rows)
 
-    def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
+    def launch(self, batches: Sequence[Batch], ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         self.ahead += ids is None
-        hidden = self._segment.process(self._ends.compute_embed(self._chosen if ids is None else ids), batch)
+        hidden = self._ends.compute_embed(self._chosen if ids is None else ids)
+        for segment, batch in zip(self._segments, batches, strict=True):
+            hidden = segment.process(hidden, batch)
         pending = launch(self._ends.compute_head(hidden), rows, ahead=int(ids is None))
         self._chosen = pending.tokens.tolist()
         return pending
@@ -223,7 +225,7 @@ def oracle(
 def make_engine(
     config: EngineConfig, *, stages: int = 1, blocks: int = 32, windows: Windows = (None,), decodes: bool = False
 ) -> Engine:
-    """An engine over fake stages, not started: a test turns it by hand. decodes: as for FakeEnds; for one stage only."""
+    """An engine over fake stages, not started: a test turns it by hand. decodes: as for FakeEnds."""
     segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, windows) for i in range(stages)]
     pipe = Pipe("fake", stages * 2, segments, kv_windows=windows)
     return Engine(config, pipe, FakeEnds(decodes=decodes), lambda skip_special: FakeStream())

@@ -40,9 +40,10 @@ class StepDecoder(Protocol):
     def foresees(self, rows: Sequence[SampleRow]) -> bool:
         """Whether their tokens can be chosen while the host does not know those of the step before."""
 
-    def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
+    def launch(self, batches: Sequence[Batch], ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         """Begin a step: a token for each row of a batch of decodes; -1 for one whose hidden state is not finite.
 
+        batches: for each segment the same rows, with its own blocks.
         ids: the newest token of each row. None for those that the step before has chosen for the same rows, which the host does
             not know yet.
         """
@@ -75,8 +76,8 @@ class EndModel:
         rows = weights["lm_head.weight"] if packed and not spec.tied else head
         self._rows = rows if dtype != torch.float32 else None
 
-    def decoder(self, segment: Segment) -> StepDecoder | None:
-        """What takes whole decode steps with these ends and a segment that has all layers; None if they are taken in parts."""
+    def decoder(self, segments: Sequence[Segment]) -> StepDecoder | None:
+        """What takes whole decode steps with these ends and segments that have all layers; None if they are taken in parts."""
         return None
 
     @torch.inference_mode()

@@ -80,7 +80,7 @@ class HollowEnds:
     eos_ids: frozenset[int] = frozenset()
     picker: Picker | None = None
 
-    def decoder(self, segment: object) -> None:
+    def decoder(self, segments: object) -> None:
         return None
 
     def __init__(self, width: int, dtype: HiddenFormat, spend: Callable[[int], None]) -> None:

@@ -346,11 +346,12 @@ def test_columns_are_not_used_after_what_they_were_made_of_has_changed(event: st
 # ---- steps that begin before their turn ----
 
 
-def test_the_next_step_begins_before_the_tokens_of_this_one_are_known() -> None:
-    engine = make_engine(EngineConfig(block_size=4, chunk=8), decodes=True)
+@pytest.mark.parametrize("stages", [1, 3])
+def test_the_next_step_begins_before_the_tokens_of_this_one_are_known(stages: int) -> None:
+    engine = make_engine(EngineConfig(block_size=4, chunk=8), stages=stages, decodes=True)
     _, updates = submit(engine, [1, 2, 3])
     finish(engine)
-    assert tokens(updates) == oracle([1, 2, 3], LONG, stages=1, seed=1)
+    assert tokens(updates) == oracle([1, 2, 3], LONG, stages=stages, seed=1)
     assert engine._processor._context.end_model.decoder(None).ahead == 38  # all but the first two and none after the last
 
 

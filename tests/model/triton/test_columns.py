@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.model.batch import Batch
-from penstock.model.triton.columns import upload_columns
+from penstock.model.triton.columns import side_by_side, upload_columns
 from penstock.model.triton.graphs import StepInputs
 
 CPU, SIZE = torch.device("cpu"), 4
@@ -40,3 +40,22 @@ def test_whole_spans_have_tables_and_tiles_behind_those_of_others() -> None:
     assert columns.tables.view(3, 3).tolist() == [[4, 5, 6], [7, 8, 9], [1, 2, 3]]
     assert columns.tiles.tolist() == [[1, 11, 5, 3]]
     assert columns.whole_tiles.tolist() == [[2, 8, 8, 2], [2, 0, 0, 8]]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_segments_whose_tables_are_side_by_side_find_their_own_blocks(groups: int) -> None:
+    starts, counts, random = np.array([0, 9, 4]), np.ones(3, dtype=np.int64), np.random.default_rng(1)
+    batches = [
+        Batch(starts, counts, random.integers(1, 99, (3, 3 * groups + spare), dtype=np.int32)) for spare in (0, 2 * groups)
+    ]
+    inputs = StepInputs(CPU, kv_heads=2, block_size=SIZE, groups=2 * groups)
+    both = inputs.columns(*inputs.fill(side_by_side(batches, groups), [7, 8, 9]))
+    for number, batch in enumerate(batches):
+        own = both.of_part(number * groups, groups)
+        alone = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, whole_from=None)
+        assert torch.equal(own.slots[:, :3], alone.slots)
+        for span in range(3):
+            for group in range(groups):  # as the kernels read them
+                found = own.tables[group:][span * int(own.stride) + np.arange(3) * own.groups]
+                wanted = alone.tables[group:][span * int(alone.stride) + np.arange(3) * alone.groups]
+                assert torch.equal(found, wanted)

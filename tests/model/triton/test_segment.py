@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +32,16 @@ INTERPRETED = (
 TEXTS = [[random.Random(i).randrange(VOCAB) for _ in range(n)] for i, n in enumerate((30, 47, 39, 60, 52))]
 
 
-def on_device(folder: Path, device: torch.device) -> Pipeline:
+def on_device(folder: Path, device: torch.device, cuts: tuple[int, ...] = (0, LAYERS)) -> Pipeline:
     from penstock.model.triton.ends import TritonEndModel
     from penstock.model.triton.segment import TritonModel
 
     pipeline, files = Pipeline(folder), WeightFiles(folder)
     spec, how = pipeline.spec, {"dtype": torch.float32, "device": device}
     pipeline.ends = TritonEndModel(spec, folder, files, **how)
-    layers = LayerRange(0, LAYERS)
-    pipeline.segments = [TritonModel(spec, layers, files, kv_blocks=64, block_size=BLOCK_SIZE, **how)]
+    pipeline.segments = [
+        TritonModel(spec, LayerRange(*cut), files, kv_blocks=64, block_size=BLOCK_SIZE, **how) for cut in pairwise(cuts)
+    ]
     return pipeline
 
 
@@ -80,7 +82,7 @@ def causal(pipeline: Pipeline) -> Callable[[torch.Tensor, torch.Tensor], None]:
 def test_steps_in_a_graph_have_the_bits_of_steps_without_one(kind, rows, cuda, tmp_path) -> None:
     make(KINDS[kind], tmp_path)
     pipeline = on_device(tmp_path, cuda)
-    decoder = pipeline.ends.decoder(pipeline.segments[0])
+    decoder = pipeline.ends.decoder(pipeline.segments)
     assert decoder is not None
     greedy = [SampleRow(SamplingParams(temperature=0), 0, 0, [1], 1) for _ in range(rows)]
     tables = np.array([pipeline.spec.kv_groups.table_of([1 + 2 * i, 2 + 2 * i]) for i in range(rows)], dtype=np.int32)
@@ -91,10 +93,32 @@ def test_steps_in_a_graph_have_the_bits_of_steps_without_one(kind, rows, cuda, t
         for step in range(6):
             batch = Batch(np.full(rows, BLOCK_SIZE - 3 + step), np.ones(rows, dtype=np.int64), tables)
             # every other step takes the tokens that the one before has left on the card
-            ids = [one.token_id for one in decoder.launch(batch, None if step % 2 else ids, greedy).wait()]
+            ids = [one.token_id for one in decoder.launch([batch], None if step % 2 else ids, greedy).wait()]
             results.append((ids, decoder._logits[:rows].clone()))
         return results
 
     for (tokens, logits), (others, other_logits) in zip(run(False), run(True), strict=True):
         assert tokens == others
         assert torch.equal(logits, other_logits)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
+def test_several_segments_take_a_step_as_one_does(kind, device, tmp_path) -> None:
+    make(KINDS[kind], tmp_path)
+    ids, starts, counts = [7, 8], np.array([0, BLOCK_SIZE]), np.ones(2, dtype=np.int64)
+    greedy = [SampleRow(SamplingParams(temperature=0), 0, 0, [1], 1) for _ in ids]
+    found = []
+    for cuts in ((0, LAYERS), (0, 1, LAYERS)):
+        pipeline = on_device(tmp_path, device, cuts)
+        groups = pipeline.spec.kv_groups
+        for segment in pipeline.segments:
+            segment.capturable = True  # in the interpreter, steps are not captured, but take the same way
+        decoder = pipeline.ends.decoder(pipeline.segments)
+        assert decoder is not None
+        decoder.graphs.capturing = device.type == "cuda"
+        tables = [[groups.table_of([2 * i + 1 + n, 2 * i + 2 + n]) for i in range(2)] for n in range(len(pipeline.segments))]
+        batches = [Batch(starts, counts, np.array(table, dtype=np.int32)) for table in tables]
+        steps = [decoder.launch(batches, ids, greedy).wait() for _ in range(3 if device.type == "cuda" else 1)]
+        found.append((steps, decoder._logits[:2].clone()))
+    assert found[0][0] == found[1][0]
+    assert torch.equal(found[0][1], found[1][1])

@@ -194,7 +194,7 @@ class SteadyDecode:
     def _compute(self) -> list[Sample] | None:
         """Sample the next token of every member. None if some hidden state is not finite."""
         context, ends, clock = self._context, self._context.own_end_model, self._context.clock
-        decoder = ends.decoder(self._stages[0].part.stage.segment) if len(self._stages) == 1 else None
+        decoder = ends.decoder([columns.part.stage.segment for columns in self._stages])
         if decoder is not None and decoder.fits(self._stages[0].batch):
             return self._compute_whole(decoder)
         began = clock()
@@ -216,39 +216,41 @@ class SteadyDecode:
         return samples
 
     def _compute_whole(self, decoder: StepDecoder) -> list[Sample] | None:
-        """The same where one segment has all layers and something takes its steps from token to token."""
-        context, columns, clock = self._context, self._stages[0], self._context.clock
-        stage, layers = columns.part
+        """The same where something takes steps through all segments from token to token."""
+        context, clock, stages = self._context, self._context.clock, self._stages
         ahead, self._ahead = self._ahead, None
         began = clock() if ahead is None else self._ended
         if ahead is None:
-            ahead = _Ahead(decoder.launch(columns.batch, [seq.tokens[-1] for seq in self._seqs], self._rows))
+            batches = [columns.batch for columns in stages]
+            ahead = _Ahead(decoder.launch(batches, [seq.tokens[-1] for seq in self._seqs], self._rows))
         if ahead.members is None:
-            self._ahead = self._begin_next(decoder, columns)
-        with context.heartbeat.in_pass(stage.expected_decode_seconds(columns.batch)):
+            self._ahead = self._begin_next(decoder)
+        with context.heartbeat.in_pass(sum(columns.part.stage.expected_decode_seconds(columns.batch) for columns in stages)):
             samples = ahead.pending.wait()
         if ahead.members is not None:
             samples = [samples[i] for i in ahead.members]
         if any(one.token_id < 0 for one in samples):
             return None
         self._ended = clock()
-        took = self._ended - began
-        stage.observe_decode(columns.batch, layers, took)
-        self._observe(0.0, [took], 0.0)
+        each = (self._ended - began) / sum(columns.part.layers.size for columns in stages)  # of a layer
+        services = [each * columns.part.layers.size for columns in stages]
+        for columns, took in zip(stages, services, strict=True):
+            columns.part.stage.observe_decode(columns.batch, columns.part.layers, took)
+        self._observe(0.0, services, 0.0)
         return samples
 
-    def _begin_next(self, decoder: StepDecoder, columns: _StageColumns) -> _Ahead | None:
+    def _begin_next(self, decoder: StepDecoder) -> _Ahead | None:
         """Begin the step after this one, with the tokens that this one chooses. None if these must be known for it."""
         if self._context.sequences.queued and self._since_scheduled >= MAX_STEPS:
             return None  # it is the scheduler's turn
         if not decoder.foresees(self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
             return None
         starts = self._starts + 1
-        batch = Batch(starts, columns.batch.counts, columns.batch.tables)
-        if not decoder.fits(batch) or not self._take_blocks(self._growing(starts), starts):
+        batches = [Batch(starts, columns.batch.counts, columns.batch.tables) for columns in self._stages]
+        if not decoder.fits(batches[0]) or not self._take_blocks(self._growing(starts), starts):
             return None
         with contextlib.suppress(Exception):  # what is wrong shows when it is this step's turn
-            return _Ahead(decoder.launch(batch, None, self._rows))
+            return _Ahead(decoder.launch(batches, None, self._rows))
         return None
 
     def _advance(self, samples: list[Sample]) -> None:

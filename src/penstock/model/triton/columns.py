@@ -25,6 +25,7 @@ class PassColumns(NamedTuple):
     tables, stride: rows of block tables, those of decodes first, and the width of such a row, [1].
     whole, whole_tiles: (first row, tokens) of Spans that begin their texts and are long, and their pieces, which are no `tiles`.
     splits: parts of a text that decodes look at side by side.
+    groups: whose blocks lie side by side in the tables.
     """
 
     positions: Tensor
@@ -37,6 +38,20 @@ class PassColumns(NamedTuple):
     whole_tiles: Tensor
     whole: Sequence[tuple[int, int]] = ()
     splits: int = 1
+    groups: int = 1
+
+    def of_part(self, first: int, groups: int) -> PassColumns:
+        """The columns for layers whose WindowGroups are these, where several segments have their tables side by side."""
+        return self._replace(slots=self.slots[first : first + groups], tables=self.tables[first:])
+
+
+def side_by_side(batches: Sequence[Batch], groups: int) -> Batch:
+    """The batches of several segments with the same Spans as one, whose tables have the blocks of all of them."""
+    if len(batches) == 1:
+        return batches[0]
+    width = min(batch.tables.shape[1] for batch in batches)
+    tables = [batch.tables[:, :width].reshape(len(batch), -1, groups) for batch in batches]
+    return Batch(batches[0].starts, batches[0].counts, np.concatenate(tables, axis=2).reshape(len(batches[0]), -1))
 
 
 def upload_columns(
@@ -85,6 +100,7 @@ def upload_columns(
         tables=on_device[7],
         whole=[(int(first[i]), int(counts[i])) for i in whole],
         splits=splits,
+        groups=groups,
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.domain.topology import LayerRange
 from penstock.kernels.triton.products import product, take_outputs
 from penstock.kernels.triton.rows import add_norm
 from penstock.model.batch import Batch
@@ -18,7 +19,7 @@ from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import PendingSamples, launch
 from penstock.model.segment import Segment
 from penstock.model.spec import ModelSpec
-from penstock.model.triton.columns import PassColumns
+from penstock.model.triton.columns import PassColumns, side_by_side
 from penstock.model.triton.graphs import StepGraphs, StepInputs
 from penstock.model.triton.on_device import on_device
 from penstock.model.triton.picker import CardPicker
@@ -85,24 +86,35 @@ class TritonEndModel(EndModel):
     def final_norm(self, residual: Residual) -> Tensor:
         return residual.norm(self._norm, self.spec.norm_eps, torch.float32)
 
-    def decoder(self, segment: Segment) -> LocalDecoder | None:
-        if not isinstance(segment, TritonModel) or not segment.capturable or segment.device != self.device:
+    def decoder(self, segments: Sequence[Segment]) -> LocalDecoder | None:
+        if self._decoder is not None and self._decoder.segments == segments:
+            return self._decoder
+        ours = [one for one in segments if isinstance(one, TritonModel) and one.capturable and one.device == self.device]
+        if len(ours) < len(segments) or not _cover([one.layers for one in ours], self.spec.num_layers):
             return None
-        if segment.layers.size != self.spec.num_layers:
-            return None
-        if self._decoder is None or self._decoder.segment is not segment:
-            self._decoder = LocalDecoder(segment, self)
+        self._decoder = LocalDecoder(ours, self)
         return self._decoder
 
 
-class LocalDecoder:
-    """A StepDecoder for a whole model on one card: embedding, layers, head and choice without the host in between."""
+def _cover(ranges: Sequence[LayerRange], layers: int) -> bool:
+    """Whether these ranges are all layers, one after the other."""
+    ends = [0, *(one.end for one in ranges)]
+    return [one.start for one in ranges] == ends[:-1] and ends[-1] == layers
 
-    def __init__(self, segment: TritonModel, ends: TritonEndModel) -> None:
-        self.segment = segment
+
+class LocalDecoder:
+    """A StepDecoder for a whole model on one card: embedding, layers, head and choice without the host in between.
+
+    The layers may be in several segments, each with blocks of its own.
+    """
+
+    def __init__(self, segments: Sequence[TritonModel], ends: TritonEndModel) -> None:
+        self.segments = segments
         self._ends = ends
-        self.graphs = StepGraphs(segment.step_inputs(), self._step)
-        self._logits = torch.empty(0, ends.spec.vocab, device=segment.device)
+        self._device = ends.device
+        self._groups = ends.spec.kv_groups.count  # of each segment
+        self.graphs = StepGraphs(segments[0].step_inputs(len(segments)), self._step)
+        self._logits = torch.empty(0, ends.spec.vocab, device=self._device)
 
     def fits(self, batch: Batch) -> bool:
         return self.graphs.inputs.fits(batch)
@@ -111,10 +123,10 @@ class LocalDecoder:
         return all(row.allowed is None for row in rows)
 
     @torch.inference_mode()
-    def launch(self, batch: Batch, ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
-        with on_device(self.segment.device):
-            logits = self.graphs.run(batch, ids=ids)
-            chosen = self.graphs.inputs.ids[: len(batch)]
+    def launch(self, batches: Sequence[Batch], ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
+        with on_device(self._device):
+            logits = self.graphs.run(side_by_side(batches, self._groups), ids=ids)
+            chosen = self.graphs.inputs.ids[: len(rows)]
             if all(row.plain for row in rows):
                 return PendingSamples(chosen, (), None)
             pending = launch(logits, rows, self._ends.picker, ahead=int(ids is None), broken=chosen < 0)
@@ -124,10 +136,11 @@ class LocalDecoder:
     def _step(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:
         """-> logits [rows, vocab]; the best tokens are left in the ids of the inputs."""
         if len(self._logits) < rows:  # graphs that were captured before keep the one they have
-            self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._ends.spec.vocab, device=self.segment.device)
+            self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._ends.spec.vocab, device=self._device)
         logits, ids = self._logits[:rows], inputs.ids[:rows]
         residual = Residual(self._ends.embed(ids.clamp(min=0)))
-        self.segment.advance(residual, columns)
+        for number, segment in enumerate(self.segments):
+            segment.advance(residual, columns.of_part(number * self._groups, self._groups))
         logits.copy_(self._ends.compute_head(self._ends.final_norm(residual)))
         best, at = logits.max(dim=-1)
         ids.copy_(torch.where(torch.isfinite(best), at, -1))

@@ -90,6 +90,7 @@ class StepInputs:
             tables=self._tables,
             stride=self._stride,
             splits=splits,
+            groups=self._groups,
         )
 
 

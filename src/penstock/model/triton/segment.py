@@ -110,9 +110,10 @@ class TritonModel:
             layer.kv = memory[place]
         self.kv_blocks = groups.rows_within(self.layers, blocks)
 
-    def step_inputs(self, hidden: int = 0) -> StepInputs:
-        """Of captured steps through these layers. hidden: as in StepInputs."""
-        return StepInputs(self.device, self.spec.kv_heads, self.block_size, groups=self._groups.count, hidden=hidden)
+    def step_inputs(self, segments: int = 1, hidden: int = 0) -> StepInputs:
+        """Of captured steps through so many segments of this model. hidden: as in StepInputs."""
+        groups = segments * self._groups.count
+        return StepInputs(self.device, self.spec.kv_heads, self.block_size, groups=groups, hidden=hidden)
 
     @torch.inference_mode()
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
@@ -161,7 +162,7 @@ class TritonModel:
         heads = qkv.view(len(qkv), -1, spec.head_dim)
         q = heads[:, : spec.heads]
         tables = columns.tables[layer.group :]
-        paged = Paged(layer.kv, tables, columns.stride, self.block_size, window, self._groups.count)
+        paged = Paged(layer.kv, tables, columns.stride, self.block_size, window, columns.groups)
         if len(columns.rows):
             attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=columns.splits)
         if len(columns.tiles):
