@@ -155,7 +155,7 @@ def test_a_record_with_absurd_memory_is_not_believed(monkeypatch: pytest.MonkeyP
     liar.record = boasting  # type: ignore[method-assign]
     tell = liar.send
     liar.send = lambda node, m: tell(node, replace(m, blocks=HUGE) if isinstance(m, RouteOffer | Lease) else m)  # type: ignore[method-assign]
-    world.start(Machine("b"))
+    world.spread_news(liar)
     world.run(0.2)
     world["a"].origin.lose_route("a test")
     world.open_routes("a")
