@@ -25,6 +25,7 @@ from penstock.model.spec import ModelSpec, RopeSpec, spec_from_config
 from penstock.model.weights import WeightFiles
 
 HEADS, KV_HEADS, POSITIONS = 6, 2, 700
+TOLERANCE = {SourceType.F32: 2e-6, SourceType.F16: 2e-6, SourceType.BF16: 2**-8}  # weights of bf16 values are rounded, too
 KV_DTYPES = {SourceType.F32: np.float32, SourceType.F16: np.float16, SourceType.BF16: np.uint16}
 
 
@@ -94,9 +95,10 @@ def test_attention_over_pages_is_that_of_double_precision(context, paths, kv_typ
                     start, end = done[i], done[i] + n
                     slots = [tables[i][p // block_size] * block_size + p % block_size for p in range(end)]
                     stored = as_stored(kv[slots], kv_type).astype(np.float64)
-                    q = rows[i][start:end, :HEADS].astype(np.float64)
+                    q = torch.from_numpy(rows[i][start:end, :HEADS])
+                    q = (q.bfloat16() if kv_type is SourceType.BF16 else q).double().numpy()
                     wanted = exact_attention(q, stored[:, 0], stored[:, 1], start, window)
-                    np.testing.assert_allclose(found[at : at + n], wanted, rtol=0, atol=2e-6 * np.abs(stored).max())
+                    np.testing.assert_allclose(found[at : at + n], wanted, rtol=0, atol=TOLERANCE[kv_type] * np.abs(stored).max())
                     at, done[i] = at + n, end
 
     check()

@@ -27,7 +27,8 @@ from penstock.model.spec import ExpertSpec, ModelSpec, RopeSpec
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
 
-KV_DTYPE = torch.float16
+KV_DTYPE = torch.bfloat16
+_FULL_PRECISIONS = ("float16", "float32")  # of weights, whose KV keeps the digits of fp16
 CPU = torch.device("cpu")
 _MAX_READERS = 4  # layers that are read at once
 _FIRST_POSITIONS = 1024  # of rope tables, which grow with the texts
@@ -45,7 +46,10 @@ def kernel_context() -> KernelContext:
 
 
 class NativeModel:
-    """A Segment: a contiguous range of layers, with the KV memory of those layers in fp16. kv_blocks: as for LlmModel."""
+    """A Segment: a contiguous range of layers, with the KV memory of those layers in bf16, or fp16 for weights of fp16 and fp32.
+
+    kv_blocks: as for LlmModel.
+    """
 
     def __init__(
         self,
@@ -71,7 +75,7 @@ class NativeModel:
         blocks = parts + 1  # block 0 stays empty: padding points there
         places = groups.places(layers)
         shape = (blocks * block_size, 2, spec.kv_heads, spec.head_dim)
-        memory = [np.zeros(shape, np.float16) for _ in range(1 + max(places))]  # takes none until written
+        memory = [np.zeros(shape, np.uint16) for _ in range(1 + max(places))]  # takes none until written
         packed: list[PackedLayer] = []
         hashes = hashlib.sha256()
         ready = all(packing.is_ready(files, index) for index in layers.layers())
@@ -99,7 +103,7 @@ class NativeModel:
             block_size=block_size,
             kv_blocks=blocks,
             groups=groups.count,
-            kv_type=SourceType.F16,
+            kv_type=SourceType.F16 if packing.precision in _FULL_PRECISIONS else SourceType.BF16,
             norm_eps=spec.norm_eps,
             layers=packed,
             ropes=[_angles(rope, spec.head_dim, self._positions) for rope in self._ropes],
@@ -159,8 +163,8 @@ class NativeEndModel(EndModel):
         return torch.from_numpy(self._context.rms_norm(rows, self._last_norm, self.spec.norm_eps))
 
     def compute_head(self, normed: Tensor) -> Tensor:
-        """Logits [R, vocab] in fp32. The kernels round hidden states to 8 bits for a product with quantised weights, so the best
-        candidates are computed again in fp32."""
+        """Logits [R, vocab] in fp32. The kernels round hidden states for a product with quantised weights, so the best candidates
+        are computed again in fp32."""
         matrix = self._output.struct
         refined = min(REFINED_CANDIDATES, matrix.rows) if Kind(matrix.kind).coded else 0
         rows = normed.contiguous().numpy()

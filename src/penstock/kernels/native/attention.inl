@@ -1,6 +1,6 @@
 // Attention over pages: a running softmax over blocks of keys, with keys in lanes for the scores and values in lanes for the
-// sums. A query's blocks lie at fixed positions, so its result does not depend on the queries beside it. Included after
-// kernels.inl.
+// sums. A query's blocks lie at fixed positions, so its result does not depend on the queries beside it. Over keys and values in
+// bf16, queries and weights are rounded to bf16, and all sums have the order of tiles. Included after kernels.inl.
 
 namespace penstock {
 namespace {
@@ -24,12 +24,13 @@ void load_block(const Attention& task, int first, int start, int end, float* key
         for (int i = 0; i < LANES; i++) {
             const int position = group + i;
             pointers[i] = rows[i];
+            float* value = values + (position - first) * padded;
             if (position < start || position >= end) {
                 memset(rows[i], 0, static_cast<size_t>(dim) * sizeof(float));
+                memset(value, 0, static_cast<size_t>(padded) * sizeof(float));
                 continue;
             }
             const char* at = slot(task, position);
-            float* value = values + (position - first) * padded;
             widen_row(task.type, at, dim, rows[i]);
             widen_row(task.type, at + task.value_offset, dim, value);
             for (int d = dim; d < padded; d++) value[d] = 0.0f;
@@ -44,6 +45,46 @@ struct Query {
     int start, end;  // keys that it sees
 };
 
+// Query `index` of the group's rows, with a state that has seen nothing
+inline Query query_of(const Attention& task, int index, float* state) {
+    const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES));
+    const int row = index / task.group, head = index % task.group, position = task.start + row;
+    for (int d = 0; d < padded; d++) state[d] = 0.0f;
+    state[padded] = -INFINITY;
+    state[padded + 1] = 0.0f;
+    return {task.q + row * task.row_stride + head * dim, state, first_key(task, position), position + 1};
+}
+
+// To the 8 bits of bf16; what is not a number stays so
+inline V to_8_bits(V x) {
+    const V raised = mul(x, all(65537.0f));
+    return sub(raised, sub(raised, x));
+}
+
+inline float to_8_bits(float x) {
+    const float raised = x * 65537.0f;
+    return raised - (raised - x);
+}
+
+// Add the products of numbers [from, to), at most 32: those of the even and of the odd apart, as a tile does.
+template <int R, typename A, typename B>
+inline void add_products(int from, int to, const A& number, const B& vector, V* sums) {
+    V even[R], odd[R];
+    for (int r = 0; r < R; r++) even[r] = odd[r] = all(0.0f);
+    int i = from;
+    for (; i + 2 <= to; i += 2) {
+        const V first = vector(i);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) even[r] = fma(all(number(r, i)), first, even[r]);
+        const V second = vector(i + 1);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) odd[r] = fma(all(number(r, i + 1)), second, odd[r]);
+    }
+    if (i < to)
+        for (int r = 0; r < R; r++) even[r] = fma(all(number(r, i)), vector(i), even[r]);
+    for (int r = 0; r < R; r++) sums[r] = add(sums[r], add(even[r], odd[r]));
+}
+
 // scores [R][64] of key groups [from, to)
 template <int R>
 inline void score(const Query* queries, int dim, float scale, const float* keys, int from, int to, float* scores) {
@@ -51,17 +92,16 @@ inline void score(const Query* queries, int dim, float scale, const float* keys,
         V sums[R];
         for (int r = 0; r < R; r++) sums[r] = all(0.0f);
         const float* k = keys + group * LANES * dim;
-        for (int d = 0; d < dim; d++) {
-            const V key = load(k + d * LANES);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) sums[r] = fma(all(queries[r].q[d]), key, sums[r]);
-        }
+        for (int d = 0; d < dim; d += GROUP)
+            add_products<R>(
+                d, d + GROUP < dim ? d + GROUP : dim, [&](int r, int i) { return queries[r].q[i]; },
+                [&](int i) { return load(k + i * LANES); }, sums);
         for (int r = 0; r < R; r++) save(scores + r * KEY_BLOCK + group * LANES, mul(sums[r], all(scale)));
     }
 }
 
 // Turn the scores of a query's keys [start, end) of the block into weights, 0 for the others; return the factor on what it had.
-inline float soften(float* scores, int start, int end, float* largest, float* sum) {
+inline float soften(float* scores, int start, int end, bool rounded, float* largest, float* sum) {
     if (start >= end) {
         for (int i = 0; i < KEY_BLOCK; i++) scores[i] = 0.0f;
         return 1.0f;
@@ -71,7 +111,10 @@ inline float soften(float* scores, int start, int end, float* largest, float* su
     V highest = load(scores);
     for (int i = LANES; i < KEY_BLOCK; i += LANES) highest = max(highest, load(scores + i));
     const float before = *largest, block = max_lanes(highest), now = before > block ? before : block;
-    for (int i = 0; i < KEY_BLOCK; i += LANES) save(scores + i, exponential(sub(load(scores + i), all(now))));
+    for (int i = 0; i < KEY_BLOCK; i += LANES) {
+        const V weights = exponential(sub(load(scores + i), all(now)));
+        save(scores + i, rounded ? to_8_bits(weights) : weights);
+    }
     for (int i = 0; i < start; i++) scores[i] = 0.0f;
     for (int i = end; i < KEY_BLOCK; i++) scores[i] = 0.0f;
     V total = load(scores);
@@ -102,15 +145,17 @@ inline void attend_tile(const Attention& task, const Query* queries, int first, 
         const int low = queries[r].start > first ? queries[r].start - first : 0;
         const int high = (queries[r].end < end ? queries[r].end : end) - first;
         float* state = queries[r].state + padded;
-        factors[r] = soften(scores + r * KEY_BLOCK, low, high, state, state + 1);
+        factors[r] = soften(scores + r * KEY_BLOCK, low, high, task.type == PS_TYPE_BF16, state, state + 1);
     }
     for (int d = 0; d < padded; d += LANES) {
         V sums[R];
         for (int r = 0; r < R; r++) sums[r] = mul(load(queries[r].state + d), all(factors[r]));
-        for (int key = from; key < to; key++) {
-            const V value = load(values + key * padded + d);
-#pragma GCC unroll 8
-            for (int r = 0; r < R; r++) sums[r] = fma(all(scores[r * KEY_BLOCK + key]), value, sums[r]);
+        for (int half = 0; half < KEY_BLOCK; half += GROUP) {
+            const int low = from > half ? from / 2 * 2 : half, high = to < half + GROUP ? to : half + GROUP;
+            if (low < high)
+                add_products<R>(
+                    low, high, [&](int r, int key) { return scores[r * KEY_BLOCK + key]; },
+                    [&](int key) { return load(values + key * padded + d); }, sums);
         }
         for (int r = 0; r < R; r++) save(queries[r].state + d, sums[r]);
     }
@@ -119,18 +164,17 @@ inline void attend_tile(const Attention& task, const Query* queries, int first, 
 void attend(const Attention& task, int first, int count, int chunk, float* scratch, float* states) {
     const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES)), stride = state_size(dim);
     Query queries[QUERY_TILE];
-    for (int i = 0; i < count; i++) {
-        const int row = (first + i) / task.group, head = (first + i) % task.group, position = task.start + row;
-        float* state = states + i * stride;
-        for (int d = 0; d < padded; d++) state[d] = 0.0f;
-        state[padded] = -INFINITY;
-        state[padded + 1] = 0.0f;
-        queries[i] = {task.q + row * task.row_stride + head * dim, state, first_key(task, position), position + 1};
-    }
-    const int start = queries[0].start, end = queries[count - 1].end;
     float* keys = scratch;
     float* values = keys + KEY_BLOCK * padded;
     float* scores = values + KEY_BLOCK * padded;
+    float* rounded = scores + QUERY_TILE * KEY_BLOCK;
+    for (int i = 0; i < count; i++, rounded += padded) {
+        queries[i] = query_of(task, first + i, states + i * stride);
+        if (task.type != PS_TYPE_BF16) continue;
+        for (int d = 0; d < dim; d++) rounded[d] = to_8_bits(queries[i].q[d]);
+        queries[i].q = rounded;
+    }
+    const int start = queries[0].start, end = queries[count - 1].end;
     for (int block = chunk * KEY_CHUNK; block < (chunk + 1) * KEY_CHUNK && block < end; block += KEY_BLOCK) {
         const int block_end = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
         if (block_end <= start) continue;
@@ -164,9 +208,10 @@ void finish_state(const float* state, int dim, float* out) {
 
 // ---- the table of a path ----
 
-constexpr Kernels table_of(const char* name, decltype(Kernels::product) own_product = product) {
+constexpr Kernels table_of(const char* name, decltype(Kernels::product) own_product = product,
+                           decltype(Kernels::attend) own_attend = attend) {
     return {name,      quantise_row,   round_row,      own_product,  rms_norm_row, rotate_head,  gate_row,
-            store_row, choose_experts, largest_of_row, weigh_logits, attend,       merge_states, finish_state};
+            store_row, choose_experts, largest_of_row, weigh_logits, own_attend,   merge_states, finish_state};
 }
 
 }  // namespace

@@ -266,8 +266,8 @@ void test_layers() {
         int kind, kv_type;
         bool rich;
     };
-    for (const Case& own :
-         {Case{PS_Q4M, PS_TYPE_F16, false}, Case{PS_Q8, PS_TYPE_BF16, true}, Case{PS_BF16, PS_TYPE_F32, true}}) {
+    for (const Case& own : {Case{PS_Q4M, PS_TYPE_F16, false}, Case{PS_Q8, PS_TYPE_BF16, true}, Case{PS_BF16, PS_TYPE_F32, true},
+                            Case{PS_BF16, PS_TYPE_BF16, false}}) {
         Model model(own.kind, own.kv_type, own.rich);
         const std::vector<float> text = normal(static_cast<size_t>(n) * model.model.hidden);
         const Context portable("portable", 1);

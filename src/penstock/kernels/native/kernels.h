@@ -13,7 +13,6 @@ constexpr float LOUD = 6.0f;    // times a row's root mean square: a group with 
 constexpr int KEY_BLOCK = 64;   // keys between two updates of a running softmax
 constexpr int KEY_CHUNK = 256;  // keys whose softmax is computed on its own, then merged in order
 constexpr int QUERY_TILE = 48;  // queries that share one conversion of keys and values
-constexpr int MAX_TILE = 8;     // queries that a path takes at once, at most
 constexpr int MAX_HEAD_DIM = 512;
 
 // A group of a row's inputs: each is scale * (code + fine code / 16).
@@ -99,7 +98,7 @@ static inline bool any_fine(const GroupInfo* groups, int64_t stride = 1) {
 static constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 static constexpr int state_size(int head_dim) { return static_cast<int>(round_up(head_dim, LANES)) + LANES; }  // floats
 static constexpr int attend_scratch(int head_dim) {                                                            // floats
-    return 2 * KEY_BLOCK * static_cast<int>(round_up(head_dim, LANES)) + MAX_TILE * KEY_BLOCK;
+    return 2 * (KEY_BLOCK + QUERY_TILE) * state_size(head_dim) + QUERY_TILE * KEY_BLOCK;
 }
 // Bytes of 16 outputs of a matrix.
 static constexpr int64_t panel_bytes(int kind, int64_t padded_cols) {

@@ -7,22 +7,6 @@ namespace {
 
 // ---- lanes ----
 
-inline float sum_lanes(V a) {
-    float x[LANES];
-    save(x, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) x[i] += x[i + half];
-    return x[0];
-}
-
-inline float max_lanes(V a) {
-    float x[LANES];
-    save(x, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
-    return x[0];
-}
-
 // e^x between e^-87 and e^88, to about one unit in the last place; NaN stays NaN
 inline V exponential(V x) {
     const V magic = all(12582912.0f);

@@ -230,7 +230,12 @@ void product_with_tiles(const ps_matrix& matrix, const Rows& rows, int row, int 
 }
 
 }  // namespace
+}  // namespace penstock
 
-extern const Kernels amx_kernels = table_of("amx", product_with_tiles);
+#include "attention_amx.inl"
+
+namespace penstock {
+
+extern const Kernels amx_kernels = table_of("amx", product_with_tiles, attend_in_tiles);
 
 }  // namespace penstock

@@ -5,12 +5,12 @@
 
 #include "halves.h"
 #include "kernels.h"
-#include "transpose_avx.h"
+#include "eight_avx.h"
 
 namespace penstock {
 namespace {
 
-constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 3, TILE = 4;
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 3, TILE = 3;
 
 struct V {
     __m256 low, high;
@@ -28,6 +28,8 @@ inline V mul(V a, V b) { return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.hi
 inline V div(V a, V b) { return {_mm256_div_ps(a.low, b.low), _mm256_div_ps(a.high, b.high)}; }
 inline V fma(V a, V b, V c) { return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)}; }
 inline V max(V a, V b) { return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)}; }
+inline float sum_lanes(V a) { return sum_of_8(_mm256_add_ps(a.low, a.high)); }
+inline float max_lanes(V a) { return max_of_8(_mm256_max_ps(a.low, a.high)); }
 inline __m256 power_of_two(__m256 a) {
     const __m256i shifted = _mm256_slli_epi32(_mm256_castps_si256(a), 23);
     return _mm256_castsi256_ps(_mm256_add_epi32(shifted, _mm256_set1_epi32(0x3f800000)));

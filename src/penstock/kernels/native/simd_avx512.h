@@ -5,7 +5,7 @@
 
 #include "halves.h"
 #include "kernels.h"
-#include "transpose_avx.h"
+#include "eight_avx.h"
 
 namespace penstock {
 namespace {
@@ -25,6 +25,9 @@ inline V mul(V a, V b) { return {_mm512_mul_ps(a.v, b.v)}; }
 inline V div(V a, V b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline V fma(V a, V b, V c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline V max(V a, V b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline __m256 upper_lanes(V a) { return _mm512_extractf32x8_ps(a.v, 1); }
+inline float sum_lanes(V a) { return sum_of_8(_mm256_add_ps(_mm512_castps512_ps256(a.v), upper_lanes(a))); }
+inline float max_lanes(V a) { return max_of_8(_mm256_max_ps(_mm512_castps512_ps256(a.v), upper_lanes(a))); }
 inline V power_of_two(V a) {
     const __m512i shifted = _mm512_slli_epi32(_mm512_castps_si512(a.v), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f800000)))};

@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 2, TILE = 4;
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 2, TILE = 3;
 
 struct V {
     float32x4_t part[4];
@@ -64,6 +64,15 @@ inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
 }
 
 #undef PS_PARTS
+
+inline float sum_lanes(V a) {
+    const float32x4_t four = vaddq_f32(vaddq_f32(a.part[0], a.part[2]), vaddq_f32(a.part[1], a.part[3]));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
+inline float max_lanes(V a) {
+    return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.part[0], a.part[2]), vmaxq_f32(a.part[1], a.part[3])));
+}
 
 // keys[16][n] -> out[n][16]
 inline void transpose(const float* const* keys, int n, float* out) {

@@ -45,6 +45,21 @@ inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
 
 #undef PS_LANES
 
+// Halves are added: lane i and lane i + 8, then i + 4, and so on.
+inline float sum_lanes(V a) {
+    float* x = a.lane;
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
+    return x[0];
+}
+
+inline float max_lanes(V a) {
+    float* x = a.lane;
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; i++) x[i] = x[i] > x[i + half] ? x[i] : x[i + half];
+    return x[0];
+}
+
 // keys[16][n] -> out[n][16]
 inline void transpose(const float* const* keys, int n, float* out) {
     for (int d = 0; d < n; d++)

@@ -1,4 +1,4 @@
-// Transposes eight by eight floats, for AVX2 and AVX-512.
+// What AVX2 and AVX-512 do with eight floats: sums and maxima of halves, and transposing eight by eight.
 #pragma once
 #include <immintrin.h>
 
@@ -6,6 +6,18 @@
 
 namespace penstock {
 namespace {
+
+inline float sum_of_8(__m256 a) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+inline float max_of_8(__m256 a) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
 
 inline void transpose_8x8(const float* const* from, int d, float* to) {
     __m256 t[8], u[8];
