@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -75,6 +76,26 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         warm.share(config.workerinput["warm"])
+
+
+SLOW = re.compile(r"mark\.slow|@examples\(")  # in every file with slow tests
+UNREAD = pytest.StashKey[list[str]]()  # files with slow tests in which it is not
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test-slow` reads a third of the files: its workers would spend most of their start on the others."""
+    return True if config.option.markexpr == "slow" and _has_no_slow_tests(collection_path) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Before the slow tests are taken out. `tests/test_slow_tests.py` looks at it in every run."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    config.stash[UNREAD] = sorted(path.name for path in slow if _has_no_slow_tests(path))
+
+
+def _has_no_slow_tests(path: Path) -> bool:
+    return path.match("test_*.py") and SLOW.search(path.read_text(encoding="utf-8")) is None
 
 
 def pytest_collection_finish() -> None:
