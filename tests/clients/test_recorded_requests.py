@@ -1,7 +1,6 @@
 """What clients have sent, with shortened texts, sent again: a server takes it as it is, and answers in their protocol.
 
-`make soak` runs the clients themselves (tests/soak), and records it. Open WebUI is not installed there, since it takes gigabytes:
-its requests are written after its source (routers/openai.py, routers/tasks.py, retrieval/utils.py).
+`make soak` runs the clients themselves (tests/soak), and records it with UPDATE_RECORDED=1.
 """
 
 from __future__ import annotations
