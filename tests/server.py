@@ -317,5 +317,6 @@ def small_model(small_model_folder: Path) -> LoadedModel:
 @pytest.fixture(scope="module")
 def penstock_server(loaded_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
     """One server with the default model for all tests of a module."""
-    with server_thread(loaded_model, "--workspace", str(tmp_path_factory.mktemp("server") / "workspace")) as server:
+    flags = ("--node-id", "desk", "--workspace", str(tmp_path_factory.mktemp("server") / "workspace"))
+    with server_thread(loaded_model, *flags) as server:
         yield server

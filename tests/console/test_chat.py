@@ -265,7 +265,7 @@ def test_chat_is_accessible_and_has_its_picture(
         set_numbers(page, temperature="0", max_tokens="60")
         ask(page, QUESTION)
         ended(page)
-        ask(page, "Show a for loop in Python.")
+        ask(page, "Write a Python function that squares a number.")
         ended(page)
         page.screenshot(path=pictures / f"chat-{theme}-{size}.png")
         assert not visit.faults()

@@ -39,7 +39,8 @@ def house(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) ->
     folder = tmp_path_factory.mktemp("house")
     keys = KeyFolder(folder / "keys")
     bob = keys.add("bob")
-    with server_thread(small_model, "--workspace", str(folder / "jobs"), keys=Keys(keys, OWNER), key=OWNER) as server:
+    flags = ("--node-id", "desk", "--workspace", str(folder / "jobs"))
+    with server_thread(small_model, *flags, keys=Keys(keys, OWNER), key=OWNER) as server:
         yield House(server, folder / "jobs", bob)
 
 
@@ -133,14 +134,25 @@ def test_a_key_sees_only_its_own(visitors: Visitors, house: House) -> None:
     thread.join(60)
 
 
+def submit_a_book(workspace: Path) -> None:
+    """Jobs that depend on each other, and one that fails."""
+    work = Work(workspace)
+    outline = work.submit("An outline.", max_tokens=12, tags=("outline",))
+    chapters = {
+        name: work.submit(f"{{{{o}}}} Write {name}.", max_tokens=40, tags=(name,), after={"o": outline})
+        for name in ("chapter-1", "chapter-2")
+    }
+    after = dict(zip(("a", "b"), chapters.values(), strict=True))
+    work.submit("{{a}} {{b}} Write the end.", max_tokens=24, tags=("epilogue",), after=after)
+    work.submit("far too long " * 10_000, tags=("nightly",))
+
+
 @pytest.mark.parametrize("size", ["desktop", "phone"])
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_jobs_are_accessible_and_have_their_pictures(
     visitors: Visitors, house: House, pictures: Path, theme: str, size: str
 ) -> None:
-    work = Work(house.workspace)
-    parent = work.submit("a", max_tokens=4, tags=("outline",))
-    work.submit("{{o}}", max_tokens=4, tags=("chapter",), after={"o": parent})
+    submit_a_book(house.workspace)
     with visitors.visit(house.server.url, theme=theme, size=size) as visit:
         enter(visit, OWNER)
         page = visit.page
@@ -152,5 +164,6 @@ def test_jobs_are_accessible_and_have_their_pictures(
             page.get_by_role("tab", name=name).click()
             if name == "On disk":
                 page.get_by_role("region", name="Graph of jobs").wait_for()
+                page.get_by_role("row").filter(has_text="epilogue").first.get_by_text("done").wait_for()
             page.screenshot(path=pictures / f"jobs-{name.lower().replace(' ', '-')}-{theme}-{size}.png")
             assert not visit.faults()

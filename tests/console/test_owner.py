@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
 
-from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
 from penstock.doors.app.saved_audits import audits_folder, save
 from penstock.pipes.model_manager import LoadedModel
+from tests.cli.machine.test_audit import STORED, report
 from tests.console.conftest import Visit, Visitors
 from tests.server import Api, server_thread
 
 pytestmark = pytest.mark.slow
 
 OWNER = "the-key-of-the-owner"
-KEPT = (0, 1, 2, 4, 8, 15)
-SEARCH = SearchCost(10, 1.0, 3.0, 1.0, 1e9, 0.01)
+MEASURED = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()  # when the stored audit was: docs/privacy.md
 
 
 @pytest.fixture
 def server(small_model: LoadedModel, tmp_path: Path) -> Iterator[Api]:
     folder = KeyFolder(tmp_path / "keys")
     folder.add("nightly", KeyLimits(jobs=4, tokens_per_minute=6000))
-    with server_thread(small_model, keys=Keys(folder, OWNER), key=OWNER) as server:
+    with server_thread(small_model, "--node-id", "desk", keys=Keys(folder, OWNER), key=OWNER) as server:
         yield server
 
 
@@ -90,7 +91,8 @@ def test_pages_of_the_owner_are_accessible_and_have_their_pictures(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = audits_folder()
     assert folder is not None
-    save(example_report(), folder)
+    saved = save(report(STORED), folder)
+    saved.write_text(json.dumps(json.loads(saved.read_text(encoding="utf-8")) | {"written": MEASURED}), encoding="utf-8")
     with visitors.visit(server.url, theme=theme, size=size) as visit:
         enter(visit, "keys", OWNER)
         page = visit.page
@@ -101,21 +103,3 @@ def test_pages_of_the_owner_are_accessible_and_have_their_pictures(
         page.get_by_text("First layers kept here").wait_for()
         page.screenshot(path=pictures / f"audit-{theme}-{size}.png")
         assert not visit.faults()
-
-
-def example_report() -> Report:
-    """Figures that fall as they do in docs/privacy.md; what matters is how they are drawn."""
-    return Report(
-        model="smollm2-135m",
-        layers=30,
-        dtype="float32",
-        device="cpu",
-        tokens=1000,
-        answer_tokens=400,
-        public_tokens=5000,
-        front=tuple(
-            PromptLeak(kept, max(0.0, 1 - kept / 4), max(0.0, 1 - kept / 5), 1 - kept / 20, 1 - kept / 30, SEARCH)
-            for kept in KEPT
-        ),
-        back=tuple(AnswerLeak(k, 0.4 / (1 + k), 1 / (1 + 0.7 * k), 0.4 / (1 + 0.5 * k), 1 / (1 + 0.3 * k)) for k in KEPT),
-    )

@@ -79,7 +79,10 @@ function DiskRow({ job, onChoose }) {
   return html`<tr>
     <td><${StatePill} state=${job.status} /></td>
     <td><button type="button" class="link mono" onClick=${() => onChoose(job.id)} aria-label=${`${shortId(job.id)}, details`}>${shortId(job.id)}</button></td>
-    <td class="muted">${[...(job.tags ?? []), job.batch && "batch", job.waits_for && `waits for ${job.waits_for.length}`, job.error].filter(Boolean).join(", ")}</td>
+    <td class="muted">
+      ${[...(job.tags ?? []), job.batch && "batch", job.waits_for && `waits for ${job.waits_for.length}`].filter(Boolean).join(", ")}
+      ${job.error && html` <span class="bad small">${job.error}</span>`}
+    </td>
     <td class="muted number-left minor">${clock(job.submitted)}</td>
     <td class="number minor">${figure(job.prompt_tokens)}</td>
     <td class="number minor">${figure(job.completion_tokens)}</td>
