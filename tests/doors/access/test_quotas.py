@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+from starlette.datastructures import UploadFile
 from starlette.testclient import TestClient
 
 from penstock.config.key_usage import OPERATOR, KeyHoldings, UsageCounts, read_usage
@@ -168,6 +169,27 @@ def test_slow_lists_of_one_key_leave_other_keys_threads(door: Door, monkeypatch:
         assert not any(one.done() for one in lists)
         over.set()
         assert {one.result().status_code for one in lists} == {200}
+
+
+def test_an_upload_of_unknown_length_is_read_up_to_the_room_that_is_left(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    door.add("bob")
+    read, write = [], UploadFile.write
+
+    async def count(self: UploadFile, data: bytes) -> None:
+        read.append(len(data))
+        await write(self, data)
+
+    monkeypatch.setattr(UploadFile, "write", count)
+
+    def upload(chunks: int) -> httpx.Response:
+        head = '--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        head += '--x\r\ncontent-disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n'
+        body = iter([head.encode(), *[b"x" * 100_000] * chunks, b"\r\n--x--\r\n"])
+        return door.send("bob", "POST", "/v1/files", content=body, headers={"content-type": "multipart/form-data; boundary=x"})
+
+    assert upload(50).json()["error"]["code"] == "storage_limit"
+    assert sum(read) <= MB
+    assert upload(5).status_code == 200
 
 
 def test_what_does_not_fit_is_refused_before_it_is_read(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:

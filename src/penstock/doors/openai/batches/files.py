@@ -12,6 +12,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Message, Receive
 
 from penstock.doors.dispatch.dispatcher import caller_of
 from penstock.doors.http.fields import parse
@@ -20,7 +21,8 @@ from penstock.doors.http.replies import json_reply
 from penstock.doors.http.threads import run_in_thread
 from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.requests import FileFields
-from penstock.errors import RequestError, RequestTimeout, UnknownFile
+from penstock.errors import RequestError, RequestTimeout, StorageLimit, UnknownFile
+from penstock.units import format_bytes
 from penstock.workspace.store.job_id import FILE_PREFIX
 from penstock.workspace.store.uploads import CHUNK_BYTES, Uploads
 from penstock.workspace.store.usage import DiskUsage, Reservation
@@ -44,17 +46,17 @@ class FileEndpoints:
     async def create(self, request: Request) -> Response:
         owner = caller_of(request).owner
         length = request.headers.get("content-length", "")
-        arriving = await run_in_thread(lambda: self._reserve(owner, int(length) if length.isdigit() else None))
+        size, arriving = await run_in_thread(lambda: self._reserve(owner, int(length) if length.isdigit() else None))
         with arriving:
-            return await self._create(request, owner, arriving)
+            return await self._create(Request(request.scope, _at_most(size, request.receive)), owner, arriving)
 
-    def _reserve(self, owner: str | None, length: int | None) -> Reservation:
-        """Hold room for what arrives, which lies in a temporary file meanwhile: so what cannot be stored is refused before it is
-        read, and uploads at the same time cannot fill the disk either."""
+    def _reserve(self, owner: str | None, length: int | None) -> tuple[int, Reservation]:
+        """Hold room for what arrives, which lies in a temporary file meanwhile, and return how much: so what cannot be stored is
+        refused before it is read, and uploads at the same time cannot fill the disk either."""
         if length is None:
             room = self._usage.room(owner)
             length = self._max_upload if room is None else max(1, min(self._max_upload, room))
-        return self._usage.reserve(owner, length)
+        return length, self._usage.reserve(owner, length)
 
     async def _create(self, request: Request, owner: str | None, arriving: Reservation) -> Response:
         async with _form(request) as form:
@@ -107,6 +109,21 @@ def parse_file_id(name: str) -> str:
     if not name.startswith(FILE_PREFIX):
         raise UnknownFile(f"There is no file {name[:80]}.", hint=f"Ids begin with {FILE_PREFIX}")
     return name.removeprefix(FILE_PREFIX)
+
+
+def _at_most(size: int, receive: Receive) -> Receive:
+    """Receive a body that did not say how long it is, up to the room that is held for it."""
+    left = size
+
+    async def limited() -> Message:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if left < 0:
+            raise StorageLimit(f"This key may store {format_bytes(size)} more, and the upload has more.", hint="Delete files.")
+        return message
+
+    return limited
 
 
 @asynccontextmanager
