@@ -27,20 +27,25 @@ def ps(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def story(server: Server, **more: Any) -> Iterator[None]:
-    """While the block runs, the server tells a long story."""
+def asking(server: Server, text: str, **more: Any) -> Iterator[HTTPConnection]:
+    """While the block runs, the server works on an answer."""
     connection = HTTPConnection(server.url.removeprefix("http://"), timeout=30)
-    asked = {"model": "smollm2-135m", "messages": [{"role": "user", "content": "Tell a long story."}], "stream": True, **more}
+    asked = {"model": "smollm2-135m", "messages": [{"role": "user", "content": text}], "stream": True, **more}
     connection.request("POST", "/v1/chat/completions", json.dumps(asked))
-    response = connection.getresponse()
-    assert response.readline().startswith(b"data:")
     try:
-        yield
+        yield connection
     finally:
-        response.close()
         connection.close()
         while server.jobs():
             time.sleep(0.02)
+
+
+@contextmanager
+def story(server: Server, **more: Any) -> Iterator[None]:
+    """While the block runs, the server tells a long story."""
+    with asking(server, "Tell a long story.", **more) as connection, connection.getresponse() as response:
+        assert response.readline().startswith(b"data:")
+        yield
 
 
 def test_an_idle_server_says_that_nothing_is_running(penstock_server: Server) -> None:
@@ -67,6 +72,15 @@ def test_a_running_job_is_a_row_of_numbers(penstock_server: Server) -> None:
     assert re.fullmatch(r"(\d+)/\1", read)
     assert re.fullmatch(r"\d+/8000", generated)
     assert priority == "3"
+
+
+@pytest.mark.slow
+def test_a_job_whose_prompt_is_still_read_says_so(penstock_server: Server) -> None:
+    with asking(penstock_server, "The river runs to the sea. " * 1000, max_tokens=1):
+        while not penstock_server.jobs():
+            time.sleep(0.02)
+        row = ps(PENSTOCK_URL=penstock_server.url).stdout.splitlines()[-1]
+    assert re.split(r" {3,}", row)[2] == "reading"
 
 
 def test_json_is_the_status_of_the_server(penstock_server: Server) -> None:
