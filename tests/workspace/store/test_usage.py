@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -370,6 +371,7 @@ def test_folders_stay_open_no_longer_than_their_workspace(folder: Path) -> None:
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # of other tests
     before = count()
     workspace: Workspace | None = limited(Workspace(folder / "workspace", create=True))
     assert workspace is not None
@@ -377,3 +379,25 @@ def test_folders_stay_open_no_longer_than_their_workspace(folder: Path) -> None:
     assert count() > before
     del workspace
     assert count() == before
+
+
+@pytest.mark.parametrize(
+    "body, together",
+    [
+        ({}, 4),
+        ({"max_tokens": 500}, 4),
+        ({"max_tokens": 500, "logprobs": True, "top_logprobs": 20}, 1),
+        ({"max_tokens": 10**30}, 1),
+        ({"input": ["x"] * 50}, 1),
+        ({"max_tokens": "x", "n": -1, "logprobs": {}, "top_logprobs": None, "input": 7}, 4),
+    ],
+)
+def test_lines_become_jobs_as_their_answers_fit(folder: Path, body: dict[str, Any], together: int) -> None:
+    """Or answers of a thousand times the size of their lines would fill the disk before they are counted."""
+    server = Server(folder / "workspace", Ledger(), room=8)
+    limited(server.workspace)
+    opened = server.submit(jsonl([line(str(n), **body) for n in range(6)]), owner="ada")
+    server.run()
+    assert server.most_jobs == together
+    assert server.batches.get(opened, "ada").counts.completed == 6
+    assert used(server.workspace) < LIMIT

@@ -37,7 +37,7 @@ from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest
 from penstock.workspace.work import Work
-from penstock.workspace.worker.line_jobs import LineJob, job_bytes, outcome_of, request_of
+from penstock.workspace.worker.line_jobs import LineJob, answer_bytes, job_bytes, outcome_of, request_of
 
 SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait
 MAX_NOTED_LINES = 500  # written to the journal together
@@ -210,7 +210,7 @@ class BatchRun:
             if job is None or (request := request_of(self._workspace, job, self.batch_id)) is None:
                 self._waiting.append(n)
             else:
-                self._jobs[n] = LineJob(job, request.model, job_bytes(self._lines.length(n)))
+                self._jobs[n] = LineJob(job, request.model, self._bytes_of(n, self._lines.line(n)))
 
     # ---- from the input to jobs ----
 
@@ -236,11 +236,11 @@ class BatchRun:
         self.why_waiting = None
         while self._waiting and jobs[True] < room and len(refused) < MAX_NOTED_LINES and time.monotonic() < until:
             n = self._waiting[-1]
-            size = job_bytes(self._lines.length(n))
-            if free is not None and free < size:
-                self.why_waiting = f"This key has {max(0, free)} bytes left on the disk, and line {n + 1} takes {size}."
-                break
             line = self._lines.line(n)
+            size, least = self._bytes_of(n, line), job_bytes(self._lines.length(n))
+            if free is not None and free < (size if self._jobs else least):  # alone, it may turn out to be shorter
+                self.why_waiting = f"This key has {max(0, free)} bytes left on the disk, and line {n + 1} may take {size}."
+                break
             try:
                 line.check()
                 request = self._job_request(n, line)
@@ -260,6 +260,10 @@ class BatchRun:
             self._waiting.pop()
         self._note(refused)
         return submitted or bool(refused)
+
+    def _bytes_of(self, n: int, line: BatchLine) -> int:
+        """What a line may take as a job, with its answer."""
+        return job_bytes(self._lines.length(n)) + answer_bytes(line.body)
 
     def _count_jobs(self) -> Counter[bool]:
         """Number of jobs that can run here (True), and that cannot (False)."""
