@@ -58,9 +58,17 @@ def write_rounded(folder: Path, target: Path, quant: str) -> Path:
     return target
 
 
-def check(found: Pipeline, wanted: Pipeline, distance: float) -> None:
-    results = [one.in_ragged_batches(TEXTS, random.Random(1)) for one in (found, wanted)]
-    for one, other in zip(*results, strict=True):
+def logits(pipeline: Pipeline, device: torch.device) -> list[torch.Tensor]:
+    """In many passes; in two small ones where the interpreter computes, which takes minutes for tiles of codes."""
+    if device.type == "cuda":
+        return pipeline.in_ragged_batches(TEXTS, random.Random(1))
+    text, blocks = TEXTS[0], range(1, 5)
+    cuts = [(0, 2), (2, 3)]
+    return [pipeline.step([(text[start:end], start, blocks)])[0] for start, end in cuts]
+
+
+def check(found: Pipeline, wanted: Pipeline, distance: float, device: torch.device) -> None:
+    for one, other in zip(logits(found, device), logits(wanted, device), strict=True):
         assert (one.cpu() - other).norm() < distance * other.norm()
 
 
@@ -68,23 +76,25 @@ def check(found: Pipeline, wanted: Pipeline, distance: float) -> None:
 @pytest.mark.parametrize("family", ["llama with biases", "qwen2", "qwen3_moe"])
 @pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
 def test_logits_are_those_of_the_rounded_numbers(quant, family, device, native, tmp_path) -> None:
+    if device.type != "cuda" and family == "qwen3_moe" and quant != "fp8":
+        pytest.skip("the interpreter takes minutes for it; tests/kernels/triton has experts with codes")
     sizes = {"intermediate_size": 80 if family == "qwen2" else 96, "moe_intermediate_size": 64}
     folder = write_model(tmp_path / "model", family, **sizes)
     spec = read_spec(folder)
     packing = Fp8Packing(spec, folder) if quant == "fp8" else Packing(spec, folder, quant)
     rounded = write_rounded(folder, tmp_path / "rounded", quant)
     in_fp8 = quant == "fp8" and device.type == "cuda"  # inputs of many rows are fp8, too
-    check(on_card(folder, packing, device), Pipeline(rounded, [(0, spec.num_layers)]), 0.1 if in_fp8 else 1e-3)
+    check(on_card(folder, packing, device), Pipeline(rounded, [(0, spec.num_layers)]), 0.1 if in_fp8 else 1e-3, device)
 
 
 @pytest.mark.parametrize("kind", [GgufType.Q4_0, GgufType.Q4_1, GgufType.Q8_0])
-def test_a_gguf_file_runs_in_its_own_precision(kind, device, native, tmp_path) -> None:
+def test_a_gguf_file_runs_in_its_own_precision(kind, cuda, native, tmp_path) -> None:
     folder = convert_gguf(tmp_path / "model", kind)
     spec = read_spec(folder)
     packing = Packing(spec, folder, "none")
     assert packing.coded
     assert packing.precision == kind.name.lower()
-    check(on_card(folder, packing, device), Pipeline(folder, [(0, spec.num_layers)]), 2e-3)
+    check(on_card(folder, packing, cuda), Pipeline(folder, [(0, spec.num_layers)]), 2e-3, cuda)
 
 
 @pytest.mark.parametrize("quant", ["fp8", "int4"])
