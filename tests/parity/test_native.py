@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("native")
 QUICK_KINDS = ("llama with biases", "mistral with a window", "qwen3_moe", "gemma3_text")
 LONGEST = 400  # tokens of a prompt: longer ones take minutes, and are cut no otherwise
 NEW_TOKENS = 10  # where memory need not run out
-BLOCK = 16 * 384 * 30 * 2  # bytes of 16 tokens' keys and values in 30 layers of fp16
+BLOCK = 16 * 384 * 30 * 2  # bytes of 16 tokens' keys and values in 30 layers of bf16
 AMPLE, SCARCE = 600 * BLOCK, 12 * BLOCK
 
 
