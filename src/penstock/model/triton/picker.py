@@ -18,7 +18,7 @@ from penstock.model.upload import upload
 
 
 @dataclass(slots=True)
-class _Place:
+class _Slot:
     """Where a row is on the card.
 
     counted: tokens of its text that penalties know of there, the ones included that were chosen for steps that were dropped.
@@ -44,7 +44,7 @@ class CardPicker:
         self._vocab = vocab
         self._table: SamplingTable | None = None  # until a row needs it
         self._room: SamplingRoom | None = None
-        self._places: weakref.WeakKeyDictionary[SampleRow, _Place] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[SampleRow, _Slot] = weakref.WeakKeyDictionary()
         self._free: list[int] = []  # slots of rows that are gone
         self._slots = 0
 
@@ -72,7 +72,7 @@ class CardPicker:
                 place.counted = position + 1
             return tokens
 
-    def _settle(self, table: SamplingTable, rows: Sequence[SampleRow], ahead: int) -> list[_Place]:
+    def _settle(self, table: SamplingTable, rows: Sequence[SampleRow], ahead: int) -> list[_Slot]:
         """Make the table true for these rows at their positions."""
         found, new, dropped = [], {}, []
         for row in rows:
@@ -81,7 +81,7 @@ class CardPicker:
             if place is None or beyond not in (0, 1) or (row.banned and position >= place.banned_until):
                 assert not ahead
                 if place is None:
-                    place = self._places[row] = _Place(self._take_slot(row), 0, 0)
+                    place = self._places[row] = _Slot(self._take_slot(row), 0, 0)
                 place.banned_until = max(row.prompt_len + row.params.min_tokens, position + 1) if row.banned else 0
                 new[place.slot] = _settings(row, place.banned_until)
             elif beyond:
