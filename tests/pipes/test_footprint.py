@@ -118,7 +118,7 @@ def test_a_budget_is_never_exceeded(total: int, ends: bool, kv_memory: int | Non
 def test_what_is_loaded_takes_no_more_than_its_budget(dtype: str, default_model_folder: Path) -> None:
     """In a process of its own, with every byte of KV written, and in the largest pass. A tokenizer is no part of a budget."""
     script = """
-import json, re, sys
+import json, re, sys, threading
 import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
@@ -128,6 +128,9 @@ from penstock.model.tokenizer import Tokenizer
 from penstock.pipes.model_manager import ModelManager
 
 def held() -> int:
+    for thread in threading.enumerate():
+        if thread.name == "penstock-pages":
+            thread.join()  # until it has moved everything
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 
 def most() -> int:
