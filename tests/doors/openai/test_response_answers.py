@@ -14,33 +14,11 @@ from penstock.domain.updates import FinishReason, OutputFinished, TokensOut, Usa
 from penstock.doors.generation.output_parser import OutputParser
 from penstock.doors.http.framing import encode
 from penstock.doors.openai.responses.answers import ResponseAnswer
-from penstock.doors.openai.responses.wire import Response, TextConfigOut
 from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import format_of
 from penstock.errors import ComputeFailed
+from tests.doors.openai.begun_response import BEGUN
 
-BEGUN = Response(
-    id="",
-    created_at=0,
-    instructions=None,
-    max_output_tokens=None,
-    max_tool_calls=None,
-    metadata={},
-    model="m",
-    parallel_tool_calls=True,
-    previous_response_id=None,
-    prompt_cache_key=None,
-    safety_identifier=None,
-    service_tier="default",
-    store=False,
-    temperature=0.0,
-    text=TextConfigOut(format={"type": "text"}),
-    tool_choice="auto",
-    tools=[],
-    top_logprobs=0,
-    top_p=1.0,
-    user=None,
-)
 CALLS = format_of(None).written([("get_weather", {"city": "Paris"}), ("get_time", {})])
 TEXTS = st.sampled_from(["", "Hello.", f"Let me look.\n{CALLS}", CALLS])
 

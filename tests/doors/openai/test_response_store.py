@@ -5,11 +5,14 @@ from __future__ import annotations
 import tracemalloc
 from pathlib import Path
 
+import msgspec
+
 from penstock.domain.duration import DAY
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import ResponseStore, item_id, response_id
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
+from tests.doors.openai.begun_response import BEGUN
 
 MB = 1 << 20
 COUNT = 20
@@ -20,28 +23,7 @@ def message(name: str, text: str) -> wire.MessageItem:
 
 
 def response(job_id: str) -> wire.Response:
-    return wire.Response(
-        id=response_id(job_id),
-        created_at=0,
-        instructions=None,
-        max_output_tokens=None,
-        max_tool_calls=None,
-        metadata={},
-        model="m",
-        parallel_tool_calls=True,
-        previous_response_id=None,
-        prompt_cache_key=None,
-        safety_identifier=None,
-        service_tier="default",
-        store=True,
-        temperature=1.0,
-        text=wire.TextConfigOut(format={"type": "text"}),
-        tool_choice="auto",
-        tools=[],
-        top_logprobs=0,
-        top_p=1.0,
-        user=None,
-    )
+    return msgspec.structs.replace(BEGUN, id=response_id(job_id), store=True)
 
 
 def test_only_the_items_that_a_request_refers_to_stay_in_memory(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def random_params(random: np.random.Generator) -> SamplingParams:
     return SamplingParams(**chosen, seed=int(random.integers(2**40)))
 
 
-def random_row(vocab: int, random: np.random.Generator) -> tuple[SampleRow, int]:
+def random_row(vocab: int, random: np.random.Generator) -> SampleRow:
     prompt = random.integers(0, vocab, random.integers(1, 40)).tolist()
     output = random.integers(0, min(vocab, 50), random.integers(0, 30)).tolist()
     banned = (0, vocab - 1, vocab + 7) if random.random() < 0.2 else ()
@@ -61,55 +61,33 @@ def random_row(vocab: int, random: np.random.Generator) -> tuple[SampleRow, int]
         allowed = random.integers(0, 2**32, -(-vocab // 32), dtype=np.uint32)
         allowed[0] |= np.uint32(6)
     params = random_params(random)
-    return SampleRow(params, params.seed or 0, int(random.integers(4)), prompt + output, len(prompt), banned, allowed), len(
-        prompt
-    )
-
-
-def settings_of(row: SampleRow, prompt_len: int) -> Any:
-    from penstock.kernels.triton.sampling import RowSettings
-
-    p = row.params
-    return RowSettings(
-        noise_key=row.noise_key,
-        temperature=0.0 if row.greedy else p.temperature,
-        top_k=p.top_k,
-        top_p=p.top_p,
-        min_p=p.min_p,
-        repetition_penalty=p.repetition_penalty,
-        frequency_penalty=p.frequency_penalty,
-        presence_penalty=p.presence_penalty,
-        logit_bias=p.logit_bias,
-        banned=row.banned,
-        banned_until=len(row.tokens) + 1 if row.banned else 0,
-        prompt=row.tokens[:prompt_len],
-        output=row.tokens[prompt_len:],
-    )
+    return SampleRow(params, params.seed or 0, int(random.integers(4)), prompt + output, len(prompt), banned, allowed)
 
 
 class OnCard:
     """A table and a room for rows, in slots that are not in the order of the rows."""
 
-    def __init__(self, rows: list[tuple[SampleRow, int]], vocab: int, device: torch.device) -> None:
+    def __init__(self, rows: list[SampleRow], vocab: int, device: torch.device) -> None:
         from penstock.kernels.triton.sampling import SamplingRoom, SamplingTable
+        from penstock.model.triton.picker import row_settings
 
         self.rows, self.device = rows, device
         self.slots = torch.arange(len(rows), dtype=torch.int32, device=device).flip(0) + 1
         self.table = SamplingTable(vocab, device)
         self.room = SamplingRoom(len(rows) + 2, vocab, device)
-        settings = [settings_of(row, prompt_len) for row, prompt_len in rows]
+        settings = [row_settings(row, len(row.tokens) + 1 if row.banned else 0) for row in rows]
         self.table.admit(dict(zip(self.slots.tolist(), settings, strict=True)))
 
     def choose(self, logits: Tensor, **more: Any) -> list[int]:
         from penstock.kernels.triton.sampling import choose
 
-        masked = [i for i, (row, _) in enumerate(self.rows) if row.allowed is not None]
+        masked = [i for i, row in enumerate(self.rows) if row.allowed is not None]
         if masked:
-            words = np.stack([row.allowed for row, _ in self.rows if row.allowed is not None])
+            words = np.stack([row.allowed for row in self.rows if row.allowed is not None])
             places = [masked.index(i) if i in masked else -1 for i in range(len(self.rows))]
             more["masks"] = torch.from_numpy(words.view(np.int32)).to(self.device)
             more["mask_rows"] = torch.tensor(places, dtype=torch.int32, device=self.device)
-        positions = torch.tensor([len(row.tokens) for row, _ in self.rows], device=self.device)
+        positions = torch.tensor([len(row.tokens) for row in self.rows], device=self.device)
         return choose(logits.to(self.device), self.table, self.slots, positions, self.room, **more).tolist()
 
 
@@ -149,11 +127,11 @@ def check_rows(count: int, vocab: int, seed: int, device: torch.device) -> None:
     random = np.random.default_rng(seed)
     rows = [random_row(vocab, random) for _ in range(count)]
     logits = torch.from_numpy(np.stack([random_logits(SHAPES[i % len(SHAPES)], vocab, random) for i in range(count)]))
-    expected = [one.token_id for one in sample(logits.clone(), [row for row, _ in rows])]
+    expected = [one.token_id for one in sample(logits.clone(), rows)]
     found = OnCard(rows, vocab, device).choose(logits.clone())
     different = [i for i in range(count) if found[i] != expected[i]]
-    wrong = [i for i in different if rows[i][0].greedy or not decided_by_rounding(logits[i], rows[i][0])]
-    assert not wrong, [(SHAPES[i % len(SHAPES)], rows[i][0].params, found[i], expected[i]) for i in wrong]
+    wrong = [i for i in different if rows[i].greedy or not decided_by_rounding(logits[i], rows[i])]
+    assert not wrong, [(SHAPES[i % len(SHAPES)], rows[i].params, found[i], expected[i]) for i in wrong]
     assert len(different) <= 1 + count // 200
 
 
@@ -177,7 +155,7 @@ def test_the_reference_samplers_tokens_of_a_large_vocabulary(cuda: torch.device)
 
 def test_greedy_rows_need_no_draw_and_take_the_first_of_equals(device: torch.device) -> None:
     random = np.random.default_rng(3)
-    rows = [(SampleRow(SamplingParams(temperature=0.0), 0, 0, [1], 1), 1) for _ in SHAPES]
+    rows = [SampleRow(SamplingParams(temperature=0.0), 0, 0, [1], 1) for _ in SHAPES]
     logits = torch.from_numpy(np.stack([random_logits(shape, 5003, random) for shape in SHAPES]))
     logits[0, 7:9] = 50.0
     logits[1] = -logits[1].abs()
@@ -194,13 +172,13 @@ def test_counts_on_the_card_follow_the_tokens(device: torch.device) -> None:
         SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_penalty=1.0, seed=1),
         SamplingParams(temperature=0.0),
     ]
-    rows = [(SampleRow(one, 9, 0, [4, 5, 6], 3), 3) for one in params]
+    rows = [SampleRow(one, 9, 0, [4, 5, 6], 3) for one in params]
     card = OnCard(rows, vocab, device)
     for _ in range(6):
         logits = torch.from_numpy(np.stack([random_logits("ties", vocab, random) for _ in rows]))
-        expected = [one.token_id for one in sample(logits.clone(), [row for row, _ in rows])]
+        expected = [one.token_id for one in sample(logits.clone(), rows)]
         assert card.choose(logits) == expected
-        for (row, _), token in zip(rows, expected, strict=True):
+        for row, token in zip(rows, expected, strict=True):
             row.tokens.append(token)  # type: ignore[attr-defined]
 
 
@@ -238,11 +216,11 @@ def test_a_captured_graph_chooses_the_same(cuda: torch.device) -> None:
 
     random, vocab = np.random.default_rng(2), 5003
     rows = [random_row(vocab, random) for _ in range(8)]
-    for row, _ in rows:
+    for row in rows:
         row.allowed, row.penalties = None, None
     card = OnCard(rows, vocab, cuda)
     logits = torch.from_numpy(np.stack([random_logits("usual", vocab, random) for _ in rows])).to(cuda)
-    positions = torch.tensor([len(row.tokens) for row, _ in rows], device=cuda)
+    positions = torch.tensor([len(row.tokens) for row in rows], device=cuda)
     card.table.wholes[:, 2] = 0  # no penalties: they would count each choice
     expected = choose(logits, card.table, card.slots, positions, card.room).tolist()
     graph = torch.cuda.CUDAGraph()

@@ -83,7 +83,7 @@ class CardPicker:
                 if place is None:
                     place = self._places[row] = _Slot(self._take_slot(row), 0, 0)
                 place.banned_until = max(row.prompt_len + row.params.min_tokens, position + 1) if row.banned else 0
-                new[place.slot] = _settings(row, place.banned_until)
+                new[place.slot] = row_settings(row, place.banned_until)
             elif beyond:
                 dropped.append(place.slot)
             found.append(place)
@@ -111,7 +111,8 @@ class CardPicker:
         return upload(np.stack(masks).view(np.int32), self._device), upload(at.astype(np.int32), self._device)
 
 
-def _settings(row: SampleRow, banned_until: int) -> RowSettings:
+def row_settings(row: SampleRow, banned_until: int) -> RowSettings:
+    """What a row asks for, as the kernels take it."""
     p = row.params
     return RowSettings(
         noise_key=row.noise_key,
