@@ -57,7 +57,10 @@ def write_small_model(
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     spec, random = spec_from_config(config), np.random.default_rng(0)
     shapes = {name: shape for index in range(layers) for name, shape in layer_shapes(spec, index).items()} | end_shapes(spec)
-    save_file({name: _weights(shape, random) for name, shape in shapes.items()}, folder / "model.safetensors")
+    tensors = {name: _weights(shape, random) for name, shape in shapes.items()}
+    if not tied:
+        tensors["lm_head.weight"][config["eos_token_id"]] = 0  # it would end one answer in five thousand before its first word
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 
