@@ -351,6 +351,7 @@ def test_a_defect_in_the_loop_ends_the_jobs_instead_of_hanging_them(monkeypatch:
     engine.start()
     engine.submit(job)
     assert ended.wait(10)
+    engine.stop()  # waits for the thread, whose exception is expected
 
 
 def test_a_prompt_is_read_in_larger_pieces_while_nobody_waits_for_a_token() -> None:
