@@ -8,14 +8,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+else:
+    anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 
 FOLDER = Path(__file__).parent / "requests"
 RECORDED: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.json"))}
@@ -41,8 +46,8 @@ def small_server(small_model: LoadedModel) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="module")
-def openai(small_server: Api) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{small_server.url}/v1", api_key="none", max_retries=0) as client:
+def client(small_server: Api) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{small_server.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
@@ -54,10 +59,10 @@ def ended(answer: Any, request: dict[str, Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("sent", recorded(RESPONSES))
-def test_a_recorded_response_is_answered(openai: OpenAI, sent: dict[str, Any]) -> None:
+def test_a_recorded_response_is_answered(client: openai.OpenAI, sent: dict[str, Any]) -> None:
     body = sent["body"] | {"max_output_tokens": TOKENS}
     stream: Any = body.get("stream", False)
-    with openai.responses.with_streaming_response.create(input="", stream=stream, extra_body=body) as answer:
+    with client.responses.with_streaming_response.create(input="", stream=stream, extra_body=body) as answer:
         events = ended(answer, sent)
     last = events[-1]
     if stream:
@@ -70,7 +75,7 @@ def test_a_recorded_response_is_answered(openai: OpenAI, sent: dict[str, Any]) -
 
 @pytest.mark.parametrize("sent", recorded(MESSAGES))
 def test_a_recorded_message_is_answered(small_server: Api, sent: dict[str, Any]) -> None:
-    with Anthropic(base_url=small_server.url, api_key="none", max_retries=0) as client:
+    with anthropic.Anthropic(base_url=small_server.url, api_key="none", max_retries=0) as client:
         body = sent["body"] | {"max_tokens": TOKENS}
         own: Any = {key: body[key] for key in ("model", "messages", "max_tokens")} | {"stream": body.get("stream", False)}
         with client.beta.messages.with_streaming_response.create(**own, extra_body=body) as answer:
@@ -80,11 +85,11 @@ def test_a_recorded_message_is_answered(small_server: Api, sent: dict[str, Any])
 
 
 @pytest.mark.parametrize("sent", recorded(CHAT))
-def test_a_recorded_chat_is_answered(openai: OpenAI, sent: dict[str, Any]) -> None:
+def test_a_recorded_chat_is_answered(client: openai.OpenAI, sent: dict[str, Any]) -> None:
     limit = "max_completion_tokens" if "max_completion_tokens" in sent["body"] else "max_tokens"
     body: Any = sent["body"] | {limit: TOKENS}
     own: Any = {"model": body["model"], "messages": body["messages"], "stream": body.get("stream", False)}
-    with openai.chat.completions.with_streaming_response.create(**own, extra_body=body) as answer:
+    with client.chat.completions.with_streaming_response.create(**own, extra_body=body) as answer:
         parts = ended(answer, sent)
     assert any(choice.finish_reason for part in parts for choice in part.choices)
     wants_usage = not own["stream"] or (body.get("stream_options") or {}).get("include_usage", False)
@@ -92,10 +97,10 @@ def test_a_recorded_chat_is_answered(openai: OpenAI, sent: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("sent", recorded(COMPLETIONS))
-def test_a_recorded_completion_is_answered(openai: OpenAI, sent: dict[str, Any]) -> None:
+def test_a_recorded_completion_is_answered(client: openai.OpenAI, sent: dict[str, Any]) -> None:
     body: Any = sent["body"]
     own: Any = {"model": body["model"], "prompt": body["prompt"], "stream": body.get("stream", False)}
-    with openai.completions.with_streaming_response.create(**own, extra_body=body) as answer:
+    with client.completions.with_streaming_response.create(**own, extra_body=body) as answer:
         parts = ended(answer, sent)
     assert any(choice.finish_reason for part in parts for choice in part.choices)
     if body.get("logprobs") is not None:
@@ -103,10 +108,10 @@ def test_a_recorded_completion_is_answered(openai: OpenAI, sent: dict[str, Any])
 
 
 @pytest.mark.parametrize("sent", recorded(EMBEDDINGS))
-def test_a_recorded_embedding_is_answered(openai: OpenAI, sent: dict[str, Any]) -> None:
+def test_a_recorded_embedding_is_answered(client: openai.OpenAI, sent: dict[str, Any]) -> None:
     body: Any = sent["body"]
     own: Any = {"model": body["model"], "input": body["input"]}
-    with openai.embeddings.with_streaming_response.create(**own, extra_body=body) as answer:
+    with client.embeddings.with_streaming_response.create(**own, extra_body=body) as answer:
         (found,) = ended(answer, sent)
     assert [one.index for one in found.data] == list(range(len(body["input"])))
 

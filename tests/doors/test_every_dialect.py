@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
-import openai
 import pytest
-from anthropic import Anthropic
-from openai import OpenAI
 
 from penstock.doors.anthropic.messages import turn_of
 from penstock.doors.anthropic.requests import MessagesRequest
@@ -22,7 +18,16 @@ from penstock.doors.openai.requests import ChatCompletionRequest
 from penstock.doors.openai.responses.requests import ResponseRequest
 from penstock.errors import RequestError
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+    from anthropic import Anthropic
+    from openai import OpenAI
+else:
+    anthropic, openai = LazyModule("anthropic"), LazyModule("openai")
 
 MODEL = "smollm2-135m"
 QUESTION: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -38,12 +43,12 @@ def server(small_model: LoadedModel) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def openai_client(server: Api) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture(scope="module")
 def anthropic_client(server: Api) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
         yield made
 
 

@@ -6,13 +6,10 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import pytest
-from anthropic import Anthropic
-from anthropic.types.messages import MessageBatch
 from starlette.testclient import TestClient
 
 from penstock.config.keys import KeyFolder, KeyLimits
@@ -26,7 +23,15 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.pipes.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import anthropic
+    from anthropic import Anthropic
+    from anthropic.types.messages import MessageBatch
+else:
+    anthropic = LazyModule("anthropic")
 
 MODEL = "smollm2-135m"
 PATH = "/v1/messages/batches"
@@ -41,7 +46,7 @@ def server(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="module")
 def client(server: Api) -> Iterator[Anthropic]:
-    with Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as made:
         yield made
 
 

@@ -9,9 +9,8 @@ import json
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ollama
 import pytest
 
 from penstock.domain.updates import FinishReason, OutputFinished, TokensOut, Usage
@@ -24,7 +23,13 @@ from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import DESCRIBED
 from penstock.errors import ComputeFailed, RequestError
 from penstock.pipes.model_manager import LoadedModel
+from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
+
+if TYPE_CHECKING:
+    import ollama
+else:
+    ollama = LazyModule("ollama")
 
 MODEL = "smollm2-135m"
 PROMPT = "What is the capital of France?"
