@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from penstock import LLM, AsyncLLM, SamplingParams
+from penstock.domain.job import Job
 from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobFailed, PrefillProgress, TokensOut
 from penstock.errors import (
@@ -252,11 +253,13 @@ def test_an_llm_that_nobody_holds_any_more_ends_its_thread(tiny_chat_model: Path
     assert not thread.is_alive()
 
 
-def test_one_bad_prompt_among_many_is_refused_before_any_is_answered(tiny: LLM) -> None:
-    said = tiny.stats.generated_tokens
+def test_one_bad_prompt_among_many_is_refused_before_any_is_answered(tiny: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[Job] = []
+    monkeypatch.setattr(tiny.engine, "submit", submitted.append)
     with pytest.raises(EmptyPrompt):
         tiny.generate(["fine", ""], GREEDY)
-    assert tiny.stats.generated_tokens == said
+    assert not submitted
+    monkeypatch.undo()
     assert tiny.generate("fine", GREEDY)[0].outputs[0].token_ids
 
 

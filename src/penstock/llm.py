@@ -260,10 +260,11 @@ class LLM:
         return list(params)
 
     def _run(self, requests: list[JobRequest], use_tqdm: bool, label: str = "Generating") -> list[RequestOutput]:
+        prepared = [self._jobs.prepare(request) for request in requests]  # one that is refused costs the others nothing
         handles: list[JobHandle] = []
         try:
-            for request in requests:
-                handles.append(self.start(request))  # noqa: PERF401 - if one is refused, the earlier ones are cancelled
+            for job in prepared:
+                handles.append(self._jobs.submit(job))  # noqa: PERF401 - if one is refused, the earlier ones are cancelled
             return list(_with_bar(self._collect(requests, handles), len(requests), use_tqdm, label))
         except BaseException:
             for handle in handles:  # their output would never be read
