@@ -70,6 +70,7 @@ test-slow: $(TOOLS) $(READY) ## Run the tests that are slow by nature: real serv
 
 soak: $(TOOLS) $(READY) ## Kill and freeze nodes and servers, cut the power of a disk, search long (almost an hour)
 	$(BIN)/python -m pytest tests/soak -s $(SOAK_ARGS)
+	$(BIN)/python -m pytest -m hypothesis --hypothesis-profile long --timeout 3600 $(PYTEST_ARGS)
 
 fuzz: $(TOOLS) $(READY) ## Feed random and damaged input to everything that reads what others send, for FUZZ_MINUTES
 	@nice -n 10 $(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES)

@@ -38,7 +38,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long an example takes says more about the machine than about the code.
-settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("penstock", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", settings.get_profile("penstock"), max_examples=1000)  # for `make soak`
 settings.load_profile("penstock")
 # By default it searches for a simpler example for as long as a test may take, which then ends without a word about the failure.
 hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 60

@@ -99,7 +99,6 @@ def test_a_number_is_never_taken_twice_and_a_late_one_within_the_window_is(numbe
             taken.add(number)
 
 
-@settings(max_examples=150)
 @given(data=st.data())
 def test_any_change_of_a_letter_is_refused(papers: dict[str, Papers], data: st.DataObject) -> None:
     a, b = papers["a"].keyring(1), papers["b"].keyring(1)
@@ -279,7 +278,6 @@ def test_a_card_for_another_network_is_refused(papers: dict[str, Papers]) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")  # as it may be in a certificate that nobody has signed
-@settings(max_examples=150)
 @given(place=st.integers(0, 2000), change=st.integers(1, 255))
 def test_a_card_that_was_changed_is_refused_or_says_the_same(papers: dict[str, Papers], place: int, change: int) -> None:
     a, b = papers["a"].keyring(1), papers["b"].keyring(7)
@@ -293,7 +291,6 @@ def test_a_card_that_was_changed_is_refused_or_says_the_same(papers: dict[str, P
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-@settings(max_examples=200)
 @given(data=st.data())
 def test_a_card_with_a_changed_certificate_is_refused_by_name(papers: dict[str, Papers], data: st.DataObject) -> None:
     a = papers["a"].keyring(1)

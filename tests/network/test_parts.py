@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import BadMessage
@@ -39,7 +39,6 @@ def test_a_message_is_put_together_from_its_parts(size: int) -> None:
 sources = st.sampled_from([A, A._replace(stream=Stream.BULK), A._replace(epoch=2), A._replace(node="b")])
 
 
-@settings(max_examples=300)
 @given(data=st.data(), sent=st.lists(st.tuples(sources, st.binary(max_size=12)), max_size=12), size=st.integers(1, 5))
 def test_whatever_is_lost_only_whole_messages_arrive_in_order(data: st.DataObject, sent: list, size: int) -> None:
     """Messages of several sources mix, and any part may be lost."""

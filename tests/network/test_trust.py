@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from penstock.config import files
@@ -155,7 +155,6 @@ STRANGE_VERSION = der(NODE.certificate).replace(b"\xa0\x03\x02\x01\x02", b"\xa0\
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-@settings(max_examples=300)
 @example(STRANGE_VERSION)
 @given(mutated(der(NODE.certificate)))
 def test_a_certificate_that_somebody_changed_is_refused_by_name_or_is_the_same(data: bytes) -> None:
@@ -275,7 +274,6 @@ def test_a_name_that_is_no_text_is_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")
-@settings(max_examples=200)
 @given(which=st.sampled_from(["authority", "certificate"]), changed=mutated(der(NODE.certificate)))
 def test_an_invitation_with_a_changed_certificate_is_refused_by_name(which: str, changed: bytes) -> None:
     with suppress(Untrusted):

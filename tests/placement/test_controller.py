@@ -6,7 +6,7 @@ from itertools import combinations
 from math import inf
 from random import Random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.placement.controller import (
@@ -307,7 +307,6 @@ def no_layer_twice_while_another_is_missing(world: World, event: Event) -> None:
         assert layers_of(event.act.layers).isdisjoint(held | loading), event
 
 
-@settings(max_examples=150, deadline=None)
 @given(some_machines, seeds)
 def test_with_records_in_time_nothing_is_loaded_twice_while_something_is_missing(
     found: dict[str, Machine], random: Random
@@ -320,7 +319,6 @@ def test_with_records_in_time_nothing_is_loaded_twice_while_something_is_missing
         assert len(world.acts(Load, node)) <= 2, node
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(machines, machines, pinning), min_size=1, max_size=len(NAMES)).map(named), st.data(), seeds)
 def test_whatever_happens_the_model_is_complete_in_the_end_if_the_rooms_allow_it(
     found: dict[str, Machine], data: st.DataObject, random: Random

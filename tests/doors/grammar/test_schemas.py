@@ -51,7 +51,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(KEYWORDS), values, max_size=4), st.booleans())
 def test_nonsense_is_refused_and_never_breaks_anything(grammars: Grammars, schema: dict, inside: bool) -> None:
     if inside:

@@ -328,12 +328,16 @@ ANSWERS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def tokenizer(default_model_folder: Path) -> RustTokenizer:
+    return RustTokenizer.from_file(str(default_model_folder / "tokenizer.json"))
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("form, answer, other", ANSWERS, ids=[form.kind for form, _, _ in ANSWERS])
 def test_beside_a_rule_an_answer_follows_it_or_is_a_call(
-    grammars: Grammars, default_model_folder: Path, name: str, form: OutputFormat, answer: str, other: str
+    grammars: Grammars, tokenizer: RustTokenizer, name: str, form: OutputFormat, answer: str, other: str
 ) -> None:
-    tokenizer = RustTokenizer.from_file(str(default_model_folder / "tokenizer.json"))
     calling = ToolCalling(TEMPLATES[name])
     plan = calling.plan(USER, TOOLS, "auto")
     plan = plan.with_answer(AnswerRule(form.rule(len(TOOLS) + 1), "f"))
