@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -382,6 +383,16 @@ def test_connections_that_stall_keep_no_machine_out(
         for _ in range(5):
             stalling.enter_context(closing(connected(token)))
         request_certificate(token)
+
+
+def test_a_machine_joins_after_the_system_had_no_thread_for_a_connection(network: JoinedNetwork, token: JoinToken) -> None:
+    threading.stack_size(1 << 46)  # more than there is
+    try:
+        with closing(connected(token)) as connection:
+            assert connection.recv(1) == b"", "it is closed"
+    finally:
+        threading.stack_size(0)
+    request_certificate(token)
 
 
 @pytest.mark.parametrize(

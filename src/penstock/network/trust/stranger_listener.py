@@ -81,7 +81,12 @@ class StrangerListener:
             thread = threading.Thread(target=self._run, args=(connection, address), name="penstock-stranger", daemon=True)
             with self._lock:
                 self._guests[connection] = _Guest(connection, address, thread)
-            thread.start()
+            try:
+                thread.start()
+            except (RuntimeError, MemoryError):  # the system has no thread for it now
+                self._end(connection)
+                self._closing.wait(POLL_INTERVAL_S)
+                continue
             self._closing.wait(MIN_ACCEPT_INTERVAL_S)
 
     def _make_room(self) -> None:
@@ -101,10 +106,13 @@ class StrangerListener:
         except Exception:
             logger.exception("failed to answer a machine at %s", address)
         finally:
-            with self._lock:
-                del self._guests[connection]
-                if not stays:
-                    connection.close()
+            self._end(connection, stays=stays)
+
+    def _end(self, connection: socket.socket, *, stays: bool = False) -> None:
+        with self._lock:
+            del self._guests[connection]
+            if not stays:
+                connection.close()
 
 
 def to_evict(addresses: Sequence[str]) -> int:
