@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import warm
+from tests.clients.ran import keep_run
 from tests.commands import build_commands_once
 from tests.jobs import Run, in_this_process
 from tests.memory import release_memory
@@ -103,6 +104,15 @@ def pytest_collection_finish() -> None:
     """What was imported stays, so no collection of garbage needs to look at it again: it would take half a second each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test with a client that passes may keep that for docs/clients.md."""
+    report = yield
+    if report.when == "call" and report.passed:
+        keep_run(item)
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

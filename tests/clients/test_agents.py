@@ -43,6 +43,11 @@ def model_at(server: Server, **more: bool) -> ChatOpenAI:
     )
 
 
+@pytest.mark.client(
+    "langchain-openai",
+    apis="chat, responses",
+    ran="an agent's tool loop",
+)
 @pytest.mark.parametrize(
     "responses, streaming",
     [

@@ -52,6 +52,12 @@ def recorders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.client(
+    "anthropic",
+    apis="messages, count_tokens, models",
+    ran="its own test suite",
+    cannot="images, documents, containers, MCP servers, tools that Anthropic runs",
+)
 @pytest.mark.slow
 def test_the_clients_own_tests_pass(tmp_path: Path, recorders: Path, small_model_folder: Path) -> None:
     suite = unpacked("anthropic", tmp_path)

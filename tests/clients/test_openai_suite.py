@@ -39,6 +39,12 @@ DESELECTED = {
 NAMES = ["smollm2-135m", "gpt-6-astra", "gpt-3.5-turbo-instruct", "text-embedding-3-small"]  # that the tests ask for
 
 
+@pytest.mark.client(
+    "openai",
+    apis="chat, completions, embeddings, responses, files, batches, models",
+    ran="its own test suite",
+    cannot="audio, images, stored chats, background responses, `compact`, tools that OpenAI runs",
+)
 @pytest.mark.slow
 def test_the_clients_own_tests_pass(tmp_path: Path, small_model_folder: Path) -> None:
     suite = unpacked("openai", tmp_path)

@@ -13,6 +13,11 @@ import pytest
 from tests.server import Server
 
 
+@pytest.mark.client(
+    "langchain-openai",
+    apis="chat",
+    ran="a streamed conversation",
+)
 def test_langchain_streams_a_conversation(server: Server) -> None:
     langchain = pytest.importorskip(
         "langchain_openai", reason="langchain-openai is installed by `make test`, not by `pip install`"
@@ -28,6 +33,11 @@ def test_langchain_streams_a_conversation(server: Server) -> None:
     assert "Rome" in second
 
 
+@pytest.mark.client(
+    "langchain-openai",
+    apis="chat",
+    ran="typed answers",
+)
 def test_langchain_gets_an_object_of_the_right_shape(server: Server) -> None:
     langchain = pytest.importorskip(
         "langchain_openai", reason="langchain-openai is installed by `make test`, not by `pip install`"
@@ -45,6 +55,11 @@ def test_langchain_gets_an_object_of_the_right_shape(server: Server) -> None:
         assert set(found) == {"city", "country"}, method
 
 
+@pytest.mark.client(
+    "llm",
+    apis="chat",
+    ran="a conversation from the command line",
+)
 @pytest.mark.slow
 def test_llm_streams_a_conversation(server: Server, tmp_path: Path) -> None:
     pytest.importorskip("llm", reason="llm is installed by `make test`, not by `pip install`")

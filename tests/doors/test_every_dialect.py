@@ -171,6 +171,11 @@ def test_two_formats_of_vllm_are_named(openai_client: OpenAI) -> None:
         _ = parse(ChatCompletionRequest, json.dumps(body)).answer_format
 
 
+@pytest.mark.client(
+    "anthropic",
+    apis="messages",
+    ran="the tool runner",
+)
 def test_the_tool_runner_goes_on_without_a_thread(anthropic_client: Anthropic, server: Api) -> None:
     """Its first request asks for a thread. The refusal has the code that it recovers from."""
 

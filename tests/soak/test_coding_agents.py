@@ -53,6 +53,11 @@ def check(name: str, script: Script, project: Path, output: str, ignored: str | 
     keep_requests(name, (PACKAGES | {"aider": AIDER})[name], script, project, count)
 
 
+@pytest.mark.client(
+    PACKAGES["codex"],
+    apis="responses",
+    ran="`codex exec` edits a file through its shell tool",
+)
 def test_codex_edits_a_file(tiny_server: Server, programs: Path, project: Path) -> None:
     script = Script([Call("exec_command", {"cmd": "sed -i s/old/new/ notes.txt && cat notes.txt"})], DONE)
     with scripted(tiny_server.url, script) as url:
@@ -70,6 +75,12 @@ def test_codex_edits_a_file(tiny_server: Server, programs: Path, project: Path) 
     check("codex", script, project, output, "client_metadata, reasoning.summary, tools[namespace], tools[web_search]")
 
 
+@pytest.mark.client(
+    PACKAGES["claude"],
+    apis="messages",
+    ran="`claude -p` reads a file and edits it",
+    cannot="`WebSearch`",
+)
 def test_claude_code_edits_a_file(tiny_server: Server, programs: Path, project: Path) -> None:
     path = str(project / "notes.txt")
     edit = {"file_path": path, "old_string": "old", "new_string": "new", "replace_all": False}
@@ -94,6 +105,11 @@ def test_claude_code_edits_a_file(tiny_server: Server, programs: Path, project: 
     check("claude", script, project, output, hints)
 
 
+@pytest.mark.client(
+    PACKAGES["opencode"],
+    apis="chat",
+    ran="`opencode run` reads a file and edits it",
+)
 def test_opencode_edits_a_file(tiny_server: Server, programs: Path, project: Path) -> None:
     path = str(project / "notes.txt")
     edit = {"filePath": path, "oldString": "old", "newString": "new"}
@@ -113,6 +129,11 @@ def test_opencode_edits_a_file(tiny_server: Server, programs: Path, project: Pat
     check("opencode", script, project, output, None)
 
 
+@pytest.mark.client(
+    AIDER,
+    apis="chat",
+    ran="`aider --message` edits a file out of the answer's text",
+)
 def test_aider_edits_a_file(tiny_server: Server, tmp_path_factory: pytest.TempPathFactory, project: Path) -> None:
     """It uses no tools: it takes the changed file out of the answer."""
     programs = pip_install([AIDER.replace("@", "==")], tmp_path_factory.mktemp("pip"))

@@ -34,7 +34,20 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "name, apis",
-    [("ai_sdk", ["responses", "chat", "messages", "compatible"]), ("agents", ["responses", "chat_completions"])],
+    [
+        pytest.param(
+            *("ai_sdk", ["responses", "chat", "messages", "compatible"]),
+            marks=pytest.mark.client(
+                CLIENTS["ai_sdk"],
+                apis="responses, chat, messages",
+                ran="text, a stream, an object, a tool loop with a typed answer",
+            ),
+        ),
+        pytest.param(
+            *("agents", ["responses", "chat_completions"]),
+            marks=pytest.mark.client(CLIENTS["agents"], apis="responses, chat", ran="a tool loop with a typed answer"),
+        ),
+    ],
 )
 def test_a_tool_loop_ends_with_a_typed_answer(tiny_server: Server, modules: Path, name: str, apis: list[str]) -> None:
     script = Script([Call("clock", {"zone": "UTC"})])

@@ -90,6 +90,11 @@ def wait_for_note(page: Page, script: Script, path: str) -> None:
         page.wait_for_timeout(200)
 
 
+@pytest.mark.client(
+    OPEN_WEBUI,
+    apis="chat, embeddings, models",
+    ran="in Chromium: a streamed chat with its tools offered, titles, tags and suggestions, a question about a file",
+)
 def test_a_person_chats_and_asks_about_a_file(
     tiny_server: Server, browser: Browser, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:

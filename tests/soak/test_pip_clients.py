@@ -50,6 +50,11 @@ TOGETHER = (
 pytestmark = pytest.mark.timeout(1800)  # with the installation
 
 
+def client(package: str) -> str:
+    """Package and version, as in `litellm@1.106.2`."""
+    return f"{package}@{PACKAGES[package]}"
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of the programs of a package, which is installed on first use."""
@@ -72,9 +77,23 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "program, package, names",
     [
-        ("openai_agents", "openai-agents", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"]),
-        ("pydantic_agents", "pydantic-ai-slim", ["OpenAIResponsesModel", "OpenAIChatModel"]),
-        ("litellm_calls", "litellm", ["openai/tiny", "anthropic/tiny"]),
+        pytest.param(
+            *("openai_agents", "openai-agents", ["OpenAIResponsesModel", "OpenAIChatCompletionsModel"]),
+            marks=pytest.mark.client(client("openai-agents"), apis="responses, chat", ran="a tool loop with a typed answer"),
+        ),
+        pytest.param(
+            *("pydantic_agents", "pydantic-ai-slim", ["OpenAIResponsesModel", "OpenAIChatModel"]),
+            marks=pytest.mark.client(client("pydantic-ai-slim"), apis="responses, chat", ran="a tool loop with a typed answer"),
+        ),
+        pytest.param(
+            *("litellm_calls", "litellm", ["openai/tiny", "anthropic/tiny"]),
+            marks=pytest.mark.client(
+                client("litellm"),
+                apis="chat, messages, responses, completions, embeddings",
+                ran="a streamed tool call, then a typed answer; a text, a response, a vector",
+                cannot="tools without the package `mcp`, which it does not install",
+            ),
+        ),
     ],
 )
 def test_a_tool_loop_ends_with_a_typed_answer(
@@ -89,9 +108,14 @@ def test_a_tool_loop_ends_with_a_typed_answer(
     assert [one["name"] for one in found] == names
     assert all(one["calls"] == 1 and one["output"]["city"] in ("Paris", "Rome") for one in found), found
     assert {request["status"] for request in script.requests} == {200}
-    keep_requests(program, f"{package}@{PACKAGES[package]}", script, folder)
+    keep_requests(program, client(package), script, folder)
 
 
+@pytest.mark.client(
+    client("instructor"),
+    apis="chat, responses",
+    ran="typed answers through tools and through a schema, whole and in parts",
+)
 def test_instructor_gets_typed_answers(tiny_server: Server, programs: Callable[[str], Path], folder: Path) -> None:
     script = Script()
     with scripted(tiny_server.url, script) as url:
@@ -100,9 +124,14 @@ def test_instructor_gets_typed_answers(tiny_server: Server, programs: Callable[[
     assert [one["name"] for one in found] == ["TOOLS", "JSON_SCHEMA", "RESPONSES_TOOLS", "partial"]
     assert all(one["output"]["city"] in ("Paris", "Rome") for one in found), found
     assert {request["status"] for request in script.requests} == {200}
-    keep_requests("instructor", f"instructor@{PACKAGES['instructor']}", script, folder)
+    keep_requests("instructor", client("instructor"), script, folder)
 
 
+@pytest.mark.client(
+    client("lm-eval"),
+    apis="completions, chat, `/tokenize`, `/tokenizer_info`",
+    ran="a multiple choice by log-probabilities, and answers, with the server's tokenizer",
+)
 def test_lm_eval_scores_choices_and_answers(tiny_server: Server, programs: Callable[[str], Path], folder: Path) -> None:
     """Over completions with the server's tokenizer, and over chat. A random model is right by chance, so the score is any."""
     for name, task in TASKS.items():
@@ -127,4 +156,4 @@ def test_lm_eval_scores_choices_and_answers(tiny_server: Server, programs: Calla
             assert found["n-samples"] == {name: {"original": 2, "effective": 2} for name in tasks}
     assert {request["status"] for request in script.requests} == {200}
     script.requests[:] = [request for request in script.requests if request["path"] in ("/v1/completions", CHAT)]
-    keep_requests("lm_eval", f"lm-eval@{PACKAGES['lm-eval']}", script, folder)
+    keep_requests("lm_eval", client("lm-eval"), script, folder)

@@ -63,6 +63,11 @@ def wait(client: Anthropic, batch: MessageBatch) -> MessageBatch:
     return batch
 
 
+@pytest.mark.client(
+    "anthropic",
+    apis="message batches",
+    ran="batches to their results",
+)
 def test_each_request_is_answered_as_a_message_would_be(client: Anthropic) -> None:
     clock = {"name": "clock", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}}
     batch = client.messages.batches.create(

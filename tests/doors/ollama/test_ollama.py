@@ -148,6 +148,12 @@ def test_openais_door_knows_the_tag_too(server: Api) -> None:
     assert call(server, "GET", f"/v1/models/{MODEL}:latest")[0] == 200
 
 
+@pytest.mark.client(
+    "ollama",
+    apis="chat, generate, embed",
+    ran="every option that is supported, at once",
+    cannot="images; pulling, pushing, creating and deleting models",
+)
 def test_every_option_that_is_supported_at_once(client: ollama.Client) -> None:
     answer = client.chat(
         MODEL,

@@ -108,6 +108,11 @@ def test_a_prompt_that_was_seen_before_counts_as_cached(client: OpenAI) -> None:
     assert (answer.usage.prompt_tokens_details.cached_tokens or 0) >= 32
 
 
+@pytest.mark.client(
+    "openai",
+    apis="chat",
+    ran="every parameter that is supported, at once",
+)
 def test_every_parameter_that_is_supported_at_once(client: OpenAI) -> None:
     """In place of the client's own `*_with_all_params` tests, which send what is refused here."""
     answer = client.chat.completions.create(
