@@ -188,6 +188,11 @@ class Engine:
                 command.result.result(IDLE_POLL_S)
 
     @property
+    def resting(self) -> bool:
+        """Whether a turn would find nothing to do, on a node that only runs layers for others."""
+        return not self._processor.in_flight and isinstance(self.origin, NoOrigin) and self._inbox.empty
+
+    @property
     def running(self) -> bool:
         return self._thread is not None and self._thread.is_alive() and not self._stopped
 
@@ -268,14 +273,15 @@ class Engine:
 
     def turn(self) -> bool:
         """Grant what can be granted, then run one batch. Returns False if there was nothing to do."""
-        if self.pipe.networked:
+        networked, origin = self.pipe.networked, self.origin
+        if networked:
             self.heartbeat.beat()
             self._tick()
-        if self.origin.route is not None and self._processor.decode():
+        if origin.route is not None and self._processor.decode():
             return True
-        job, decided = self.origin.grant()
+        job, decided = origin.grant()
         if job is not None:
-            if self.pipe.networked:
+            if networked:
                 self.host.on_granted(job)
             self._processor.accept(job)
         if not self._processor.in_flight:

@@ -27,11 +27,17 @@ class Inbox:
     def pending_bytes(self) -> int:
         return self._here_bytes + self._taken_bytes
 
+    @property
+    def empty(self) -> bool:
+        return self._commands.empty()
+
     def put(self, command: Command) -> None:
         self._commands.put(command)
 
     def take(self, timeout: float | None) -> Command | None:
         """Return the next command, or None if there is none within so many seconds (None: wait for ever)."""
+        if timeout == 0.0 and self.empty:
+            return None  # without the cost of an exception
         try:
             return self._commands.get(block=timeout != 0.0, timeout=timeout)
         except queue.Empty:

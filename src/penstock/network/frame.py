@@ -18,6 +18,7 @@ from penstock.network.router import MAX_MESSAGE_BYTES, Bytes
 
 PROTOCOL = 5
 MAX_HEADER_BYTES = 1 << 24
+JOINED_BYTES = 1 << 12  # of a tensor that is copied to be hashed
 COPIED_AT_ONCE = 1 << 20  # bytes; other threads may run between two copies
 
 MAGIC = b"PNSK"
@@ -83,6 +84,8 @@ def damaged(frame: Frame) -> DamagedMessage:
 
 
 def _digest(start: Bytes, header: Bytes, tensor: Bytes) -> bytes:
+    if len(tensor) <= JOINED_BYTES:  # one call takes less time than three
+        return hashlib.sha256(b"".join((start, header, tensor))).digest()
     hasher = hashlib.sha256(start)
     hasher.update(header)
     hasher.update(tensor)

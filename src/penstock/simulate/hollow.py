@@ -13,6 +13,7 @@ from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import BatchPiece
 from penstock.model.picker import Picker
+from penstock.model.sample_row import SampleRow
 from penstock.pipes.pipe import Pipe
 
 TOKEN = 1  # the only one that such a model says
@@ -41,8 +42,8 @@ class HollowHidden:
         return self.rows
 
     def __getitem__(self, rows: slice | Sequence[int]) -> HollowHidden:
-        count = len(range(*rows.indices(self.rows))) if isinstance(rows, slice) else len(rows)
-        return HollowHidden(count, self.width, self.dtype)
+        count = len(range(self.rows)[rows]) if isinstance(rows, slice) else len(rows)
+        return self if count == self.rows else HollowHidden(count, self.width, self.dtype)
 
     def sum(self) -> HollowHidden:
         return self
@@ -78,16 +79,16 @@ class HollowEnds:
     """`spend` is called with the number of rows that get a token."""
 
     eos_ids: frozenset[int] = frozenset()
-    picker: Picker | None = None
-
-    def decoder(self, segments: object) -> None:
-        return None
 
     def __init__(self, width: int, dtype: HiddenFormat, spend: Callable[[int], None]) -> None:
         self._width = width
         self._dtype = dtype
         self._spend = spend
-        self._logits = torch.zeros(0, VOCABULARY)
+        self._logits: dict[int, Tensor] = {}  # by how many rows they have
+        self.picker: Picker | None = HollowPicker()
+
+    def decoder(self, segments: object) -> None:
+        return None
 
     def compute_embed(self, token_ids: Sequence[int]) -> Any:
         return HollowHidden(len(token_ids), self._width, self._dtype)
@@ -98,9 +99,25 @@ class HollowEnds:
     def compute_head(self, normed: Any) -> Tensor:
         rows = len(normed)
         self._spend(rows)
-        if rows > len(self._logits):
-            self._logits = torch.nn.functional.one_hot(torch.tensor([TOKEN] * 2 * rows), VOCABULARY).float()
-        return self._logits[:rows]
+        found = self._logits.get(rows)
+        if found is None:
+            found = self._logits[rows] = torch.empty(rows, VOCABULARY)
+        return found
+
+
+class HollowPicker:
+    """Chooses the only token there is, without a look at logits."""
+
+    adjusts = True
+
+    def __init__(self) -> None:
+        self._tokens: dict[int, Tensor] = {}  # by how many rows they are for
+
+    def pick(self, logits: Tensor, rows: Sequence[SampleRow], ahead: int) -> Tensor:
+        found = self._tokens.get(len(rows))
+        if found is None:
+            found = self._tokens[len(rows)] = torch.full((len(rows),), TOKEN)
+        return found
 
 
 class HollowText:

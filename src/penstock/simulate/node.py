@@ -164,9 +164,10 @@ class SimulatedNode:
 
     def work(self) -> None:
         """Do all that can be done now."""
+        engine = self.engine
         for _ in range(MAX_TURNS):
-            self.engine.take_commands(wait=False)
-            if not self.engine.turn() or self.local > self.network.now:
+            engine.take_commands(wait=False)
+            if not engine.turn() or self.local > self.network.now or engine.resting:
                 return
         raise AssertionError(f"node {self.name} never comes to rest")
 

@@ -106,7 +106,7 @@ class Stage:
         started = self._clock()
         for job in jobs:
             verdicts = self.leases[job.route].on_schedule(job)
-            if any(verdict is not Verdict.APPEND for verdict in verdicts):
+            if verdicts.count(Verdict.APPEND) < len(verdicts):
                 self._remove_spans(job, verdicts)
         full = [job for job in jobs if job.spans]
         failure = self._process(full, layers) if full else None
@@ -148,10 +148,11 @@ class Stage:
 
         A pass can be repeated in parts: each Span writes its own positions before it reads them, and no Span reads another's.
         """
-        pieces: Sequence[BatchPiece] = Batch.of(
-            [BatchPiece(s.start_pos, s.n, self.leases[job.route].table(s)) for job in jobs for s in job.spans]
-        )
-        rows = [0, *accumulate(span.n for job in jobs for span in job.spans)]
+        pieces: list[BatchPiece] = []
+        for job in jobs:
+            replicas = self.leases[job.route].replicas
+            pieces += [BatchPiece(span.start_pos, span.n, replicas[span.seq_id].table) for span in job.spans]
+        rows = [0, *accumulate([piece.n for piece in pieces])]
         hidden = join([job.hidden for job in jobs])
 
         def run(start: int, end: int) -> Tensor:
@@ -177,8 +178,8 @@ class Stage:
             out = out[[row for number, rows in enumerate(spans) if number not in bad for row in rows]]
         row = 0
         for job in jobs:
-            count = sum(span.n for span in job.spans)
-            job.hidden = out[row : row + count]
+            count = sum([span.n for span in job.spans])
+            job.hidden = out[row : row + count] if len(jobs) > 1 else out
             row += count
 
     def _observe(
@@ -261,5 +262,9 @@ def _thousands(batch: Batch) -> int:
 
 def _work(jobs: Sequence[NetworkJob]) -> tuple[int, int]:
     """The tokens of NetworkJobs, and how many thousand pairs of tokens attention has to look at."""
-    spans = [span for job in jobs for span in job.spans]
-    return sum(span.n for span in spans), sum(span.n * span.end for span in spans) // 1000
+    tokens = pairs = 0
+    for job in jobs:
+        for _, _, _, _, start, n, _, _ in job.spans:
+            tokens += n
+            pairs += n * (start + n)
+    return tokens, pairs // 1000

@@ -174,12 +174,13 @@ class Window:
     def _cycles(self, decodes: int, sizes: Sequence[int]) -> list[float]:
         """The cycle for each size."""
         lines = [line.line for line in (*(self._decoding or self._lines).values(), *self._links.values())]
-        hops = self.hops
+        all_starts = self.hops + sum([start for start, _ in lines])
+        all_slopes = sum([slope for _, slope in lines])
         cycles = []
         for size in sizes:
             part = decodes / size
-            seconds = [start + slope * part for start, slope in lines]
-            cycles.append(max(size * max(seconds, default=0.0), hops + sum(seconds)))
+            slowest = max([start + slope * part for start, slope in lines], default=0.0)
+            cycles.append(max(size * slowest, all_starts + all_slopes * part))
         return cycles
 
     def _for_decodes(self, decodes: int, max_size: int) -> int:

@@ -21,8 +21,8 @@ class StepTimePredictor:
     """
 
     def __init__(self) -> None:
-        self._fit = [prior * scale for prior, scale in zip(PRIOR, SCALE, strict=True)]
-        self._covariance = [[1e3 if row == column else 0.0 for column in range(3)] for row in range(3)]
+        self._fit = (PRIOR[0] * SCALE[0], PRIOR[1] * SCALE[1], PRIOR[2] * SCALE[2])
+        self._covariance = (1e3, 0.0, 0.0, 1e3, 0.0, 1e3)  # xx, xy, xz, yy, yz, zz: it is symmetric
         self._weights = PRIOR
         self._seen = 0
         self._beyond = 0.0  # smoothed
@@ -38,18 +38,16 @@ class StepTimePredictor:
         if self._seen > WARMUP_STEPS:  # another process had the machine for a moment
             seconds = min(seconds, OUTLIER_FACTOR * max(self.step(tokens, context), 1e-4))
         x, y, z = 1.0 / SCALE[0], tokens / SCALE[1], context / SCALE[2]
-        spread = [row[0] * x + row[1] * y + row[2] * z for row in self._covariance]  # the covariance is symmetric
-        divisor = DECAY + x * spread[0] + y * spread[1] + z * spread[2]
+        xx, xy, xz, yy, yz, zz = self._covariance
+        u, v, w = xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z
+        divisor = DECAY + x * u + y * v + z * w
         a, b, c = self._fit
         correction = (seconds - x * a - y * b - z * c) / divisor
-        self._fit = [a + spread[0] * correction, b + spread[1] * correction, c + spread[2] * correction]
-        covariance = [
-            [(value - spread[i] * spread[j] / divisor) / DECAY for j, value in enumerate(row)]
-            for i, row in enumerate(self._covariance)
-        ]
-        if covariance[0][0] + covariance[1][1] + covariance[2][2] < 1e6:  # without variety in the steps it grows without bound
-            self._covariance = covariance
-        a, b, c = self._fit
+        a, b, c = self._fit = (a + u * correction, b + v * correction, c + w * correction)
+        xx, yy, zz = (xx - u * u / divisor) / DECAY, (yy - v * v / divisor) / DECAY, (zz - w * w / divisor) / DECAY
+        if xx + yy + zz < 1e6:  # without variety in the steps it grows without bound
+            xy, xz, yz = (xy - u * v / divisor) / DECAY, (xz - u * w / divisor) / DECAY, (yz - v * w / divisor) / DECAY
+            self._covariance = (xx, xy, xz, yy, yz, zz)
         self._weights = (max(a / SCALE[0], 0.0), max(b / SCALE[1], 0.0), max(c / SCALE[2], 0.0))
 
     def step(self, tokens: int, context: int) -> float:

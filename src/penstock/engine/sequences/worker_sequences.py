@@ -87,9 +87,10 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             replica = self.replicas.get(span.seq_id)
             if replica is None or replica.incarnation != span.incarnation:
                 continue
-            if span.end > replica.stage_processed + 1:  # one token is a decode, which returns to its origin at once
-                self._unreported[span.seq_id] = Position(span.seq_id, span.incarnation, span.attempt, span.end)
-            replica.stage_processed = span.end
+            end = span.end
+            if end > replica.stage_processed + 1:  # one token is a decode, which returns to its origin at once
+                self._unreported[span.seq_id] = Position(span.seq_id, span.incarnation, span.attempt, end)
+            replica.stage_processed = end
             replica.state = SequenceState.PAUSED
 
     def take_progress(self) -> tuple[Position, ...]:
@@ -165,9 +166,6 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         replica = self.replicas.get(span.seq_id)
         return 0 if replica is None or replica.incarnation != span.incarnation else replica.kv_len
 
-    def table(self, span: Span) -> array[int]:
-        return self.replicas[span.seq_id].table
-
     def _current(self, ref: SequenceRef) -> Replica | None:
         replica = self.replicas.get(ref.seq_id)
         return replica if replica is not None and replica.incarnation <= ref.incarnation else None
@@ -180,9 +178,11 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
 
     def _open(self, span: Span, *, late: bool) -> Verdict:
         """Find or create the replica of a Span, and bring it to the Span's incarnation and attempt."""
+        replica = self.replicas.get(span.seq_id)
+        if replica is not None and self._continues(replica, span):
+            return Verdict.APPEND
         if not self._is_possible(span):
             return Verdict.MALFORMED
-        replica = self.replicas.get(span.seq_id)
         if replica is None:
             if late:
                 return Verdict.GAP  # its sequence may have been freed already: a new replica would leak
@@ -203,6 +203,17 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             self._take_prefix(replica, span)
         return verdict_on(replica.kv_len, span)
 
+    def _continues(self, replica: Replica, span: Span) -> bool:
+        """Whether a Span has just the next tokens of a sequence, as nearly all have."""
+        _, incarnation, attempt, _, start, n, _, keys = span
+        return (
+            replica.kv_len == start
+            and replica.attempt == attempt
+            and replica.incarnation == incarnation
+            and not keys
+            and (self._context is None or start + n <= self._context)
+        )
+
     def _is_possible(self, span: Span) -> bool:
         """Whether an origin can mean this Span: the model has its positions, and its prefix lies before it. No key of a prefix
         comes twice: with one block many times, a text would be far longer than what its origin has leased."""
@@ -222,11 +233,13 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         replica, pool = self.replicas[span.seq_id], self.pool
         if replica.kv_len != span.start_pos:
             return verdict_on(replica.kv_len, span)  # the NetworkJob holds another Span of this sequence
-        rows = pool.rows_for(span.end)
-        if rows * pool.groups - len(replica.table) > pool.available:
-            return Verdict.NO_ROOM
-        pool.extend(replica.table, rows)
-        replica.kv_len = span.end
+        end = span.start_pos + span.n
+        rows = pool.rows_for(end)
+        if (more := rows * pool.groups - len(replica.table)) > 0:
+            if more > pool.available:
+                return Verdict.NO_ROOM
+            pool.extend(replica.table, rows)
+        replica.kv_len = end
         replica.state = SequenceState.RUNNING
         return Verdict.APPEND
 

@@ -83,9 +83,10 @@ class JobProcessor:
         batch = self._visits.take_batch()
         if not batch:
             return
-        action, gone = self._actions[batch[0].state], batch
+        state = batch[0].state
+        action, gone = self._actions[state], batch
         try:
-            for part in [batch] if batch[0].state in PASSES else [[visit] for visit in batch]:
+            for part in [batch] if state in PASSES else [[visit] for visit in batch]:
                 try:
                     action(part)
                 except Exception as error:
@@ -100,6 +101,8 @@ class JobProcessor:
                 self._context.host.on_job_left(visit.job, arrived=visit.arrived)
                 if self._context.is_ours(visit.job.route):
                     self._context.own_origin.done(visit.job)
+        if state is JobState.VALIDATING and self._context.end_model is None:
+            self.step()  # a node without jobs of its own has nothing to decide in between
 
     # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
 

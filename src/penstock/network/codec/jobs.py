@@ -41,7 +41,8 @@ from penstock.network.router import Bytes
 
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # bytes of a number in a column, and what struct calls it
 
-PackedNumbers = Annotated[bytes, Meta(max_length=MAX_SPANS * max(WIDTHS))]
+MAX_WIDTH = max(WIDTHS)
+PackedNumbers = Annotated[bytes, Meta(max_length=MAX_SPANS * MAX_WIDTH)]
 Column = Count | PackedNumbers
 Keys = Annotated[tuple[Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)], ...], Meta(max_length=MAX_KEYS)]
 
@@ -104,15 +105,18 @@ def job_fields(job: NetworkJob, sent: float) -> tuple[tuple[Any, ...], Bytes]:
 def build_job(header: Any, tensor: memoryview) -> NetworkJob:
     route, number, columns, notices, refusals, services, transfers, step, current_layer, wire, sent = header
     spans, tokens, wanted = _spans(columns)
-    refuse(step not in (ComputeStep.LAYER, ComputeStep.HEAD), f"the step {step.name} is never sent")
+    if step not in (ComputeStep.LAYER, ComputeStep.HEAD):
+        raise Inconsistent(f"the step {step.name} is never sent")
     rows = tokens if step is ComputeStep.LAYER else wanted
     hidden = None
     if wire is None:
         refuse(rows > 0 or tensor.nbytes > 0, f"its Spans have {rows} rows, but it describes none")
     else:
         dtype, described, width = wire
-        refuse(described != rows, f"its Spans have {rows} rows, but it describes {described}")
-        refuse(tensor.nbytes != rows * row_bytes(dtype, width), f"{rows} rows cannot have {tensor.nbytes} bytes")
+        if described != rows:
+            raise Inconsistent(f"its Spans have {rows} rows, but it describes {described}")
+        if tensor.nbytes != rows * row_bytes(dtype, width):
+            raise Inconsistent(f"{rows} rows cannot have {tensor.nbytes} bytes")
         hidden = PackedHidden(dtype, rows, width, tensor)
     return NetworkJob(
         RouteId(*route),
@@ -143,7 +147,9 @@ def _columns(spans: list[Span]) -> tuple[Any, ...]:
 
 def _packed(numbers: Sequence[int]) -> bytes:
     largest = max(numbers)
-    width = next(width for width in WIDTHS if not largest >> 8 * width)
+    width = 1
+    while largest >> 8 * width:
+        width *= 2
     return struct.pack(f"<{len(numbers)}{WIDTHS[width]}", *numbers)
 
 
@@ -168,7 +174,8 @@ def _unpacked(column: int | bytes, count: int) -> Sequence[int]:
     if width * count != len(column) or (count and width not in WIDTHS):
         raise Inconsistent(f"a column of {count} numbers cannot have {len(column)} bytes")
     numbers = struct.unpack(f"<{count}{WIDTHS[width]}", column) if count else ()
-    refuse(width == max(WIDTHS) and max(numbers) >= MAX_COUNT, f"a number of a Span is not below {MAX_COUNT}")
+    if width == MAX_WIDTH and max(numbers) >= MAX_COUNT:
+        raise Inconsistent(f"a number of a Span is not below {MAX_COUNT}")
     return numbers
 
 
