@@ -47,6 +47,18 @@ def test_a_token_takes_as_long_as_the_layers_and_the_head() -> None:
     assert (found.jobs.started, found.jobs.done) == (1, 1)
 
 
+def test_a_request_that_comes_during_a_pass_waits_for_its_end() -> None:
+    jobs = run(WHOLE, "at = [0, 0.03]\nprompt = 500\nanswer = 2\n").jobs
+    reading = 10 * (0.002 + 500 * 10e-6) + 0.003
+    assert jobs[1].started == pytest.approx(0.03)
+    assert jobs[1].tokens[0] - jobs[1].started == pytest.approx(2 * reading - 0.03, abs=1e-3)
+
+
+def test_the_next_request_of_a_closed_loop_comes_after_the_last_token() -> None:
+    first, second, *_ = run(WHOLE, ONE_STREAM).jobs
+    assert second.started == pytest.approx(first.tokens[-1])
+
+
 def test_a_token_takes_a_round_trip_and_its_transfer_over_a_network() -> None:
     found = figures(HALVES, ONE_STREAM)
     transfer = 2 * 4000 / 10e6  # there and back, at 80 Mbit/s

@@ -36,15 +36,23 @@ class WatchedJob:
     __slots__ = ("_clock", "answer", "done", "ended", "error", "node", "number", "on_end", "prompt", "started", "tokens")
 
     def __init__(
-        self, number: int, node: SimulatedNode, prompt: int, answer: int, clock: Callable[[], float], on_end: Callable[[], None]
+        self,
+        number: int,
+        node: SimulatedNode,
+        prompt: int,
+        answer: int,
+        started: float,
+        clock: Callable[[], float],
+        on_end: Callable[[], None],
     ) -> None:
+        """clock: of the node's compute thread, which tells when tokens come. It is ahead of `started` in a pass."""
         self.number = number
         self.node = node
         self.prompt = prompt
         self.answer = answer
         self._clock = clock
         self.on_end = on_end
-        self.started = clock()
+        self.started = started
         self.tokens: list[float] = []  # when each came
         self.ended: float | None = None
         self.done = False
@@ -205,9 +213,9 @@ class Simulation:
             if load.streams and node.alive:
                 took_time = watched.ended is not None and watched.ended > watched.started  # else time would stand still
                 pause = RETRY_S if not watched.done else 0.0 if took_time else TICK_S
-                self.network.at(self.network.now + pause, partial(self._submit, load, origin))
+                self.network.at(node.clock() + pause, partial(self._submit, load, origin))
 
-        watched = WatchedJob(len(self.jobs), node, prompt, answer, lambda: node.clock() - self._start, on_end)
+        watched = WatchedJob(len(self.jobs), node, prompt, answer, self.now(), lambda: node.clock() - self._start, on_end)
         self.jobs.append(watched)
         self._open += 1
         tokens = [FIRST_TOKEN_ID + watched.number, *[1] * (prompt - 1)]  # none shares a prefix with another
