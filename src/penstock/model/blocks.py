@@ -80,7 +80,6 @@ class Blocks:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self._entries = self._read() if self._path.is_file() else {}
-        self._data: mmap.mmap | None = None
 
     def types(self) -> dict[str, str]:
         """The GGUF type of each tensor."""
@@ -96,11 +95,10 @@ class Blocks:
         entry = self._entries.get(name)
         if entry is None or entry.values != values:
             return None
-        if self._data is None:
-            with self._path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with self._path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         rows, width = entry.shape
-        found = np.frombuffer(self._data, np.uint8, rows * width, entry.start).reshape(rows, width)
+        found = np.frombuffer(data, np.uint8, rows * width, entry.start).reshape(rows, width)
         if hashlib.sha256(found.data).hexdigest() != entry.sha256:
             raise CorruptWeights(f"{name} in {self._path} is damaged.", hint=_FETCH_AGAIN)
         return entry.type_name, found

@@ -108,7 +108,7 @@ class Packing:
     def _read_stored(self, files: WeightFiles, shapes: Shapes, prefix: str) -> tuple[StoredTensors, bytes]:
         tensors, hashed = files.read_hashed(shapes)
         hashes = {tensor.name: tensor.sha256 for tensor in hashed}
-        return StoredTensors(self, prefix, tensors, hashes, Blocks(files.folder)), digest(hashed)
+        return StoredTensors(self, prefix, tensors, hashes, files.blocks), digest(hashed)
 
     def _path(self, files: WeightFiles, prefix: str) -> Path:
         folder = hashlib.sha256(os.fsencode(files.folder.absolute())).hexdigest()[:16]
@@ -229,7 +229,8 @@ def _source_type(name: str) -> SourceType:
 
 def _stored_types(folder: Path) -> dict[str, str]:
     try:
-        return WeightFiles(folder).types() | Blocks(folder).types()
+        files = WeightFiles(folder)
+        return files.types() | files.blocks.types()
     except CorruptWeights:
         return {}  # it says so when it is loaded, and other nodes may have the weights
 

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from penstock.errors import CorruptWeights, UnsupportedModel
+from penstock.model.blocks import Blocks
 from penstock.model.families import QUANTISED_HINT
 
 FETCH_AGAIN_HINT = "Remove the file and fetch the model again."
@@ -82,6 +84,11 @@ class WeightFiles:
         if not files:
             raise CorruptWeights(f"{folder} holds no *.safetensors file.", hint=FETCH_AGAIN_HINT)
         self.where = {name: file.name for file in files for name in self._names(file)}
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The GGUF blocks that tensors were converted from."""
+        return Blocks(self.folder)
 
     def read(self, shapes: dict[str, tuple[int, ...]]) -> tuple[dict[str, Tensor], bytes]:
         """Read the named tensors, check their shapes, and return them with a digest.

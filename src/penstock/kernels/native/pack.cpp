@@ -86,6 +86,25 @@ void put_group(uint8_t* panel, int kind, int groups, int g, int n, const Group& 
     if (has_minimum(kind)) scales[(groups + g) * LANES + n] = group.minimum;
 }
 
+// Whether blocks of a type hold codes, scale and minimum bit for bit as a layout does, four bytes of codes at a time
+bool holds_blocks(int kind, int type) {
+    return (kind == PS_Q4 && type == PS_TYPE_Q4_0) || (kind == PS_Q4M && type == PS_TYPE_Q4_1) ||
+           (kind == PS_Q8 && type == PS_TYPE_Q8_0);
+}
+
+void copy_blocks(uint8_t* panel, int kind, int groups, int n, const uint8_t* block) {
+    uint8_t* scales = panel + static_cast<int64_t>(groups) * 64 * bits(kind);
+    for (int g = 0; g < groups; g++) {
+        memcpy(scales + (g * LANES + n) * 2, block, 2);
+        block += 2;
+        if (has_minimum(kind)) {
+            memcpy(scales + ((groups + g) * LANES + n) * 2, block, 2);
+            block += 2;
+        }
+        for (int i = 0; i < bits(kind); i++, block += 4) memcpy(panel + (g * bits(kind) + i) * 64 + n * 4, block, 4);
+    }
+}
+
 int64_t float_at(int n, int k) { return static_cast<int64_t>(k / 2) * 32 + n * 2 + k % 2; }
 
 void put_float(uint8_t* panel, int kind, int n, int k, float value) {
@@ -98,6 +117,7 @@ void put_float(uint8_t* panel, int kind, int n, int k, float value) {
 void pack_row(const ps_matrix& matrix, uint8_t* data, int row, int type, const uint8_t* source) {
     const int padded = static_cast<int>(round_up(matrix.cols, GROUP)), groups = padded / GROUP, n = row % LANES;
     uint8_t* panel = data + row / LANES * panel_bytes(matrix.kind, padded);
+    if (holds_blocks(matrix.kind, type)) return copy_blocks(panel, matrix.kind, groups, n, source);
     for (int g = 0; g < groups; g++) {
         const SourceGroup group = read_group(type, source, g, matrix.cols);
         if (matrix.kind <= PS_Q8M)
