@@ -223,3 +223,28 @@ def test_the_wheel_has_all_that_penstock_needs_in_a_clean_environment(tmp_path: 
     assert done.stdout.strip()
     answered = subprocess.run([str(command), "doctor", "--help"], env=env, capture_output=True, timeout=60, check=False)
     assert answered.returncode == 0
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_compiler_gets_a_wheel_that_answers_with_torch(tmp_path: Path, tiny_chat_model: Path) -> None:
+    source, bare, package = tmp_path / "source", tmp_path / "bin", tmp_path / "package"
+    bare.mkdir()
+    for name in ("src", "tools", "requirements"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("pyproject.toml", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, source)
+    env = clean_environment(PATH=str(bare), PYTHONPATH=str(package))
+    env.pop("CXX", None)
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    done = subprocess.run(build, cwd=source, env=env, capture_output=True, text=True, timeout=120, check=True)
+    assert "There is no C++ compiler" in done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("penstock-*-py3-none-any.whl")
+    shutil.unpack_archive(wheel, package, "zip")
+    command = [sys.executable, "-m", "penstock.cli"]
+    args = ["run", "--alone", "--model", str(tiny_chat_model), "--max-tokens", "3", "Hi."]
+    done = subprocess.run([*command, *args], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    done = subprocess.run([*command, "doctor"], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert "not compiled: PyTorch computes on the CPU" in done.stdout
+    assert "python -m penstock.kernels.build" in done.stdout

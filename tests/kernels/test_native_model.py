@@ -230,10 +230,10 @@ def test_native_that_is_forced_and_impossible_is_refused(llama: Path, tmp_path: 
     assert str(load(llama).backend).startswith("native kernels (")
     with pytest.raises(ConfigError, match="PENSTOCK_KERNELS = native, but dtype = float32 is computed by PyTorch"):
         load(llama, dtype="float32")
-    with pytest.raises(ConfigError, match="they do not compute heads of 520 numbers"):
+    with pytest.raises(ConfigError, match="the native kernels do not compute heads of 520 numbers"):
         load(write_model(tmp_path, **WIDE_HEADS))
     monkeypatch.setattr("penstock.model.backend.load", lambda: None)
-    with pytest.raises(ConfigError, match="PENSTOCK_KERNELS = native, but they are not compiled"):
+    with pytest.raises(ConfigError, match="PENSTOCK_KERNELS = native, but the native kernels are not compiled"):
         load(llama)
     monkeypatch.setenv(VARIABLE, "fast")
     with pytest.raises(ConfigError, match="PENSTOCK_KERNELS = 'fast'"):
@@ -242,10 +242,10 @@ def test_native_that_is_forced_and_impossible_is_refused(llama: Path, tmp_path: 
 
 def test_torch_takes_over_where_the_kernels_cannot(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = load(write_model(tmp_path, **WIDE_HEADS))
-    assert str(wide.backend) == "PyTorch (they do not compute heads of 520 numbers)"
+    assert str(wide.backend) == "PyTorch (the native kernels do not compute heads of 520 numbers)"
     logits(wide, TEXT)
     monkeypatch.setattr("penstock.model.backend.load", lambda: None)
-    assert str(load(llama).backend) == "PyTorch (they are not compiled)"
+    assert str(load(llama).backend) == "PyTorch (the native kernels are not compiled)"
 
 
 # ---- GGUF ----

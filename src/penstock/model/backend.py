@@ -102,9 +102,9 @@ def _native_lacks(spec: ModelSpec, dtype: str, device: torch.device) -> str:
     if dtype != "auto":
         return f"dtype = {dtype} is computed by PyTorch"
     if load() is None:
-        return "they are not compiled"
+        return "the native kernels are not compiled"
     if spec.head_dim > MAX_HEAD_DIM:
-        return f"they do not compute heads of {spec.head_dim} numbers"
+        return f"the native kernels do not compute heads of {spec.head_dim} numbers"
     return ""
 
 
