@@ -67,7 +67,7 @@ INNER_FLOORS = {
         ("hosted_model",),
     ],
     "cli": [
-        ("ui", "exits", "prompt", "version"),
+        ("ui", "exits", "prompt", "quick_imports", "version"),
         ("options",),
         ("client",),
         ("node",),

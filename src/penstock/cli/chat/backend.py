@@ -16,6 +16,7 @@ from penstock.cli.chat.answer import UpdateStream
 from penstock.cli.client.api import Client, ServerRefused, ServerUnreachable, ServerUntrusted, error_in_body
 from penstock.cli.client.server_url import default_url, named_url
 from penstock.cli.options import DEFAULT_MODEL
+from penstock.cli.quick_imports import quick_imports
 from penstock.cli.ui.bars import ProgressBars
 from penstock.config.home import home
 from penstock.domain.request import JobRequest, Message
@@ -118,7 +119,8 @@ def open_backend(
     what = f"loading {model or DEFAULT_MODEL}" if network is None else f"joining {network}"
     bars(what, 0, 0)  # the imports take seconds
 
-    from penstock.llm import LLM
+    with quick_imports():
+        from penstock.llm import LLM
 
     with LLM(model, network=network, progress=bars, **options) as llm:
         yield LocalChatBackend(llm), llm.model_name

@@ -14,6 +14,7 @@ from penstock.cli.node.dry_run import format_port, format_preview
 from penstock.cli.node.logs import set_up_logging
 from penstock.cli.node.old_variables import log_old_variables
 from penstock.cli.node.settings import takes_settings
+from penstock.cli.quick_imports import quick_imports
 from penstock.cli.ui.bars import ProgressBars
 from penstock.config.api_key import key_folder, read_api_key
 from penstock.config.network import NetworkConfig
@@ -48,8 +49,9 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
     with ProgressBars() as bars:
         bars.start()
 
-        from penstock.doors.access.keys import Keys
-        from penstock.node import Node
+        with quick_imports():
+            from penstock.doors.access.keys import Keys
+            from penstock.node import Node
 
         if dry_run:
             previews = Node(config, progress=bars).preview()
