@@ -103,6 +103,13 @@ def test_hidden_states_may_be_sent_from_any_buffer() -> None:
         assert decode(encode(replace(job, hidden=job.hidden._replace(data=buffer)))) == job
 
 
+def test_hidden_states_that_are_still_on_their_way_from_a_device_are_waited_for() -> None:
+    job = decode_job(2)
+    arriving = bytearray(len(job.hidden.data))
+    coming = job.hidden._replace(data=arriving, wait=lambda: arriving.__setitem__(slice(None), job.hidden.data))
+    assert decode(encode(replace(job, hidden=coming))) == job
+
+
 @pytest.mark.parametrize("message", [RouteOffer(ROUTE, reason="x" * 5000), WeightsPart(1, reason="x" * 5000)], ids=type)
 def test_a_long_reason_is_cut_rather_than_refused(message: RouteOffer | WeightsPart) -> None:
     assert decode(encode(message)) == replace(message, reason="x" * limits.MAX_REASON)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.hidden_format import OUTLIERS, HiddenFormat, row_bytes
+from penstock.domain.span import PackedHidden
 from penstock.pipes.hidden import choose_format, pack, unpack
 
 FORMATS: tuple[HiddenFormat, ...] = get_args(HiddenFormat)
@@ -92,3 +93,26 @@ def test_zeros_stay_zeros() -> None:
 )
 def test_the_format_follows_the_setting_and_auto_the_precision(setting: str, precision: str, kind: str) -> None:
     assert choose_format(setting, precision) == kind
+
+
+def test_bytes_that_are_still_on_their_way_from_a_device_are_waited_for() -> None:
+    hidden, arriving = states(3, 16, 5), bytearray(3 * 16 * 4)
+    arrived = bytes(pack(hidden).data)
+    packed = PackedHidden("float32", 3, 16, arriving, lambda: arriving.__setitem__(slice(None), arrived))
+    assert packed.packed_bytes == len(arrived)
+    assert torch.equal(unpack(packed), hidden)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_gpu_converts_as_the_host_does_while_it_goes_on(kind: HiddenFormat) -> None:
+    hidden = states(64, 4096, 6)
+    wanted = pack(hidden, kind)
+    for number in range(torch.cuda.device_count()):
+        device = torch.device("cuda", number)
+        there, sent = hidden.to(device), []
+        for _ in range(8):
+            sent.append(pack(there.clone(), kind))
+            torch.zeros_like(there)  # which may have the memory of what is being copied, if that is given back too early
+        assert all(bytes(one.read()) == bytes(wanted.data) for one in sent)
+        assert torch.equal(unpack(sent[0], device).cpu(), unpack(wanted))

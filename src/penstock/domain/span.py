@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -121,12 +122,22 @@ class NetworkJob:
 
 
 class PackedHidden(NamedTuple):
-    """Hidden states as bytes: `rows` rows of `width` numbers."""
+    """Hidden states as bytes: `rows` rows of `width` numbers.
+
+    wait: returns when `data`, which is still being copied from a device, has arrived; None if it is there.
+    """
 
     dtype: HiddenFormat
     rows: int
     width: int
     data: bytes | bytearray | memoryview
+    wait: Callable[[], object] | None = None
+
+    def read(self) -> bytes | bytearray | memoryview:
+        """The bytes, once they are there."""
+        if self.wait is not None:
+            self.wait()
+        return self.data
 
     @property
     def packed_bytes(self) -> int:

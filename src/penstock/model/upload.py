@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -29,17 +30,34 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 class Download:
-    """A copy of a tensor to the host, begun now and waited for later: what the device is given meanwhile does not delay it."""
+    """A copy of a tensor to the host, begun now and waited for later: what the device is given meanwhile does not delay it.
 
-    def __init__(self, tensor: Tensor) -> None:
+    aside: on a stream of its own, so that the copy does not delay what the device is given meanwhile either.
+    tensor: on the host; `wait` until it has the numbers.
+    """
+
+    def __init__(self, tensor: Tensor, *, aside: bool = False) -> None:
         self._copied: torch.cuda.Event | None = None
-        self._tensor = tensor
-        if _on_gpu(tensor):
-            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
-            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self.tensor = tensor
+        if not _on_gpu(tensor):
+            return
+        stream = torch.cuda.current_stream(tensor.device)
+        if aside:
+            computed, stream = stream, _copy_stream(tensor.device)
+            stream.wait_stream(computed)
+            tensor.record_stream(stream)  # or its memory could be used for something else before it is copied
+        self.tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):  # of that device, which need not be the current one
+            self.tensor.copy_(tensor, non_blocking=True)
             self._copied.record()
 
     def wait(self) -> Tensor:
         if self._copied is not None:
             self._copied.synchronize()
-        return self._tensor
+        return self.tensor
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -14,6 +14,7 @@ from torch.nn.functional import pad
 
 from penstock.domain.hidden_format import GROUP, HiddenFormat, groups, outliers
 from penstock.domain.span import PackedHidden
+from penstock.model.upload import Download, upload
 
 LARGEST_CODE = 127
 
@@ -30,11 +31,17 @@ def choose_format(setting: str, precision: str) -> HiddenFormat:
 
 
 def pack(hidden: Tensor, kind: HiddenFormat = "float32") -> PackedHidden:
-    """Convert [T, hidden] to bytes. What is done to the numbers is done on their device, before they are copied from it."""
+    """Convert [T, hidden] to bytes. What is done to the numbers is done on their device, before they are copied from it.
+
+    On a CUDA GPU that is only begun: the bytes are there when they are `read`.
+    """
     rows, width = hidden.shape
     hidden = hidden.detach()
     flat = _quantized(hidden) if kind == "int8" else hidden.to(getattr(torch, kind)).contiguous().view(-1).view(torch.uint8)
-    return PackedHidden(kind, rows, width, flat.cpu().numpy().data)
+    if not flat.is_cuda:
+        return PackedHidden(kind, rows, width, flat.cpu().numpy().data)
+    download = Download(flat, aside=True)
+    return PackedHidden(kind, rows, width, download.tensor.numpy().data, download.wait)
 
 
 def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
@@ -42,8 +49,8 @@ def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
     rows, width = packed.rows, packed.width
     if not rows:
         return torch.empty((0, width), device=device)
-    data = np.frombuffer(packed.data, dtype=np.uint8)
-    flat = torch.from_numpy(data if data.flags.writeable else data.copy()).to(device)  # torch needs writable memory
+    data = np.frombuffer(packed.read(), dtype=np.uint8)
+    flat = upload(data if data.flags.writeable else data.copy(), torch.device(device))  # torch needs writable memory
     if packed.dtype == "int8":
         return _dequantized(flat, rows, width)
     return flat.view(getattr(torch, packed.dtype)).view(rows, width).float()

@@ -99,7 +99,7 @@ def job_fields(job: NetworkJob, sent: float) -> tuple[tuple[Any, ...], Bytes]:
     assert job.step in (ComputeStep.LAYER, ComputeStep.HEAD), "only these two are sent"
     assert hidden is None or isinstance(hidden, PackedHidden), "a tensor is packed before it is sent"
     about = (job.route, job.number, _columns(job.spans), job.notices, job.refusals, job.services, job.transfers)
-    return (*about, job.step, job.current_layer, hidden and hidden[:3], sent), hidden.data if hidden else b""
+    return (*about, job.step, job.current_layer, hidden and hidden[:3], sent), hidden.read() if hidden else b""
 
 
 def build_job(header: Any, tensor: memoryview) -> NetworkJob:
