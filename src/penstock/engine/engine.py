@@ -269,6 +269,7 @@ class Engine:
         for route in list(stage.leases):
             self._close(route)
         del self.stages[layers.start]
+        self._processor.forget()  # or its memory would not be free for other layers before the next step
         self.pipe.segments = [segment for segment in self.pipe.segments if segment.layers != layers]
 
     def turn(self) -> bool:

@@ -305,6 +305,20 @@ def test_jobs_that_have_ended_are_let_go(cancelled: bool) -> None:
     assert gone() is None
 
 
+def test_layers_that_are_dropped_free_their_memory_at_once() -> None:
+    engine = make_engine(EngineConfig(block_size=4), blocks=100)
+    sizes = count_steady(engine)
+    submit(engine, [1, 2, 3])
+    while len(sizes) < 5:
+        engine.turn()
+    (segment,) = engine.pipe.segments
+    gone, layers = weakref.ref(segment), segment.layers
+    del segment
+    engine.drop_segment(layers)
+    engine.take_commands(wait=False)
+    assert gone() is None  # without a collection of garbage
+
+
 def test_parts_are_timed_as_on_the_general_way() -> None:
     times = {}
     for steady in (True, False):

@@ -78,6 +78,10 @@ class JobProcessor:
         """Take a step for all running sequences at once, if they are all on this node and nothing else is to be done."""
         return not self._visits and self._steady.step()
 
+    def forget(self) -> None:
+        """Let go of what steady steps keep of sequences and stages; the next one collects it anew."""
+        self._steady.forget()
+
     def step(self) -> None:
         """Run one action on all visits that wait for the same work as the oldest."""
         batch = self._visits.take_batch()

@@ -88,7 +88,7 @@ class SteadyDecode:
             with contextlib.suppress(Exception):  # the general way repeats it, and finds out whose fault it is
                 samples = self._compute()
         if samples is None:
-            self._forget()
+            self.forget()
             return False
         self._advance(samples)
         return True
@@ -112,7 +112,7 @@ class SteadyDecode:
     def _collect(self) -> bool:
         """Make the columns of all running sequences, if each of them can take a steady step."""
         context, origin, sequences = self._context, self._context.own_origin, self._context.sequences
-        self._forget()
+        self.forget()
         route = origin.route
         if route is None or route.nodes != {context.pipe.node} or origin.in_flight or origin.returned:
             return False
@@ -146,7 +146,7 @@ class SteadyDecode:
         self._changes, self._steps, self._since_scheduled = sequences.changes, context.stats.steps, 0
         return True
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Let go of the sequences, which may have ended, and of blocks for steps that failed or are not wanted any more: it may
         be long before the sequences that took them have their turn."""
         self._context.sequences.trim(self._seqs)
@@ -272,7 +272,7 @@ class SteadyDecode:
         sequences = self._context.sequences
         keep = [i for i, seq in enumerate(self._seqs) if seq.state is SequenceState.PAUSED]
         if sequences.queued or not keep or len(keep) != len(sequences.holders):
-            self._forget()
+            self.forget()
             return
         if self._ahead is not None:
             self._ahead = self._ahead._replace(members=keep)
