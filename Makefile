@@ -8,7 +8,7 @@
 
 PYTHON       ?= python3
 PROMPT       ?= What is the capital of France?
-PYTEST_ARGS  ?= -n 4 --dist loadfile
+PYTEST_ARGS  ?= -n 5 --dist loadfile
 SLOW_ARGS    ?= -n 3 --dist loadfile
 SOAK_ARGS    ?=
 FUZZ_MINUTES ?= 60

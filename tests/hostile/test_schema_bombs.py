@@ -199,6 +199,7 @@ def test_a_bomb_that_goes_off_later_ends_its_own_answer_and_no_other(site: Site)
 # ---- jobs and batches ----
 
 
+@pytest.mark.slow
 def test_a_job_with_a_bomb_fails_for_good(another_model: LoadedModel, tmp_path: Path) -> None:
     with site_with(another_model, tmp_path, compile_cpu_s=SOON) as site:
         work, flow = Work(site.workspace), Flow(site.workspace)

@@ -114,7 +114,8 @@ def test_a_budget_is_never_exceeded(total: int, ends: bool, kv_memory: int | Non
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="how much memory a process has is asked of Linux")
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_is_loaded_takes_no_more_than_its_budget(dtype: str, default_model_folder: Path) -> None:
     """In a process of its own, with every byte of KV written, and in the largest pass. A tokenizer is no part of a budget."""
     script = """

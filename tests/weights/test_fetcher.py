@@ -402,6 +402,7 @@ def routers() -> Iterator[dict[str, tuple[InProcessRouter, Wire]]]:
         router.close()
 
 
+@pytest.mark.slow
 def test_layers_of_the_real_model_compute_the_same_on_the_other_node(
     default_model_folder: Path, routers: dict[str, tuple[InProcessRouter, Wire]]
 ) -> None:
