@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +15,11 @@ from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.backend import Backend, choose_backend
 from penstock.model.ends import EndModel, end_bytes
-from penstock.model.largest_pass import run_largest_pass
 from penstock.model.memory import (
     available_memory,
     explaining_exhaustion,
     keep_freed_memory,
     return_freed_memory,
-    total_memory,
     use_huge_pages,
 )
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
@@ -34,13 +31,12 @@ from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
 from penstock.pipes.footprint import DEFAULT_KV_TOKENS, GATHERED_LAYERS, MIN_BLOCKS, Budget, Footprint
+from penstock.pipes.gpu_memory import give_rest_to_kv, within_share
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     from penstock.model.triton.segment import TritonModel
-
-logger = logging.getLogger("penstock.memory")
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 CPU_KV_SHARE = 0.5  # of the memory that is free after the weights; other programs need some, too
@@ -139,7 +135,7 @@ class ModelManager:
         """
         free = available_memory(device)
         if device.type == "cuda":  # memory of a GPU is taken at once, so that nothing is reserved
-            return max(0, free - int((1 - self._config.gpu_memory) * total_memory(device)))
+            return within_share(free, device, self._config.gpu_memory)
         return max(free - self._reservations.unused(own=own), free // 2) if device.type == "cpu" else free
 
     def _kv_share(self, device: torch.device) -> float:
@@ -256,29 +252,12 @@ class ModelManager:
         self._reserve(size, loaded[0], where)
         ends = self._ends(found, files) if load_ends else None
         if fills:
-            self._fill(found, cast("list[TritonModel]", loaded), ends, first)
+            config, footprint = self._config.on(where.type), self.footprint(found)
+            give_rest_to_kv(found.name, cast("list[TritonModel]", loaded), ends, config, footprint, first)
         if where.type == "cpu":
             return_freed_memory()
             use_huge_pages()
         return found.with_parts(loaded, ends)
-
-    def _fill(self, found: FoundModel, segments: Sequence[TritonModel], ends: EndModel | None, blocks: int) -> None:
-        """Run the largest pass once, and give all memory to KV that it leaves. blocks: what each layer has now."""
-        config, footprint = self._config.on(found.device.type), self.footprint(found)
-        run_largest_pass(
-            found.spec,
-            segments,
-            ends,
-            found.device,
-            tokens=config.max_pass_tokens,
-            rows=config.max_sequences,
-            block=config.block_size,
-        )
-        each = footprint.kv_block * sum(segment.layers.size for segment in segments)
-        fitting = blocks + self._unreserved(found.device) // each
-        fill_kv(segments, min(fitting, footprint.max_blocks), least=MIN_BLOCKS)
-        tokens = min(segment.kv_blocks for segment in segments) * config.block_size
-        logger.info("%s: KV memory for %d tokens on %s (gpu_memory = %g)", found.name, tokens, found.device, config.gpu_memory)
 
     def kv_blocks(
         self, found: FoundModel, segments: Sequence[tuple[int, int]] | None, kv_memory: int | None, max_memory: int | None
@@ -332,22 +311,6 @@ class ModelManager:
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
-
-
-def fill_kv(segments: Sequence[TritonModel], blocks: int, *, least: int) -> None:
-    """Allocate the KV of segments anew, with fewer blocks if there is less memory than there should be."""
-    while True:
-        for segment in segments:
-            segment.allocate_kv(0)
-        torch.cuda.empty_cache()  # without CUDA it does nothing
-        try:
-            for segment in segments:
-                segment.allocate_kv(blocks)
-            return
-        except torch.OutOfMemoryError:
-            if blocks <= least:
-                raise
-        blocks = max(least, blocks * 9 // 10)
 
 
 def _rounded_up(size: int) -> str:
