@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 import penstock
 from tests import warm
 from tests.jobs import Run
-from tests.server import clean_environment
+from tests.server import clean_environment, free_port
 from tests.terminal import Person
 
 SOURCE = Path(penstock.__file__).parents[1]
@@ -160,6 +161,17 @@ def test_an_unknown_model_is_two_lines_and_leaves_with_1() -> None:
     assert hint.startswith("hint: Did you mean 'smollm2'?")
 
 
+def test_a_hub_that_cannot_be_reached_costs_a_line_and_leaves_with_1(tmp_path: Path) -> None:
+    """In a process of its own: what the hub's library retries, and how often, is read when it is imported."""
+    hub = "http://127.0.0.1:9"
+    done = cold_cli("models", "pull", "somebody/model", HF_ENDPOINT=hub, HF_HOME=str(tmp_path), PENSTOCK_CACHE=str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    notice, error, *hint = done.stderr.splitlines()
+    assert notice == f"{hub} does not answer; only what is on this machine already is used."
+    assert error.startswith("error: ")
+    assert len(hint) <= 1
+
+
 def test_with_penstock_debug_an_error_shows_its_traceback() -> None:
     done = cli("models", "show", "smolm2", PENSTOCK_DEBUG="1")
     assert done.returncode == 1
@@ -230,6 +242,18 @@ def test_doctor_leaves_with_1_and_says_what_to_do_when_the_cache_cannot_be_used(
     assert done.returncode == 1
     assert "✗ Cache" in done.stdout
     assert "→ Models are stored there" in done.stdout
+
+
+def test_doctor_looks_at_the_networks_of_the_machine_and_at_the_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        network = {"PENSTOCK_HOME": str(tmp_path), "PENSTOCK_PORT": str(free_port())}
+        made = cli("network", "create", "home", "--node", "desk", "--listen", f"tls/0.0.0.0:{port}", **network)
+        assert made.returncode == 0, made.stderr
+        told = cli("doctor", **network).stdout
+    assert re.search(r"✓ Network +home, as node desk; its certificate is valid until \d{4}-\d\d-\d\d\n", told)
+    assert re.search(rf"✓ Listening +tls/0\.0\.0\.0:{port}; something listens there", told)
+    assert re.search(rf"✓ Port +{network['PENSTOCK_PORT']} is free for `penstock serve`\n", told)
 
 
 def test_doctor_warns_of_a_thread_count_that_makes_no_sense() -> None:
