@@ -61,6 +61,15 @@ class Visit:
     def forget_requests(self) -> None:
         self._hosts.clear()
 
+    def too_wide(self) -> list[str]:
+        """Tables that would have to be scrolled sideways, and cells that one can see whose text reaches over their edge."""
+        found: list[str] = self.page.evaluate(
+            """[...document.querySelectorAll("[role=region]:has(table), th, td")]
+              .filter((one) => one.scrollWidth > one.clientWidth + 1 && !(one.closest("thead")?.offsetWidth <= 1))
+              .map((one) => one.ariaLabel || one.innerText)"""
+        )
+        return found
+
     def faults(self) -> list[str]:
         """What axe finds of serious faults in accessibility."""
         self.page.evaluate(AXE.read_text(encoding="utf-8"))

@@ -160,6 +160,7 @@ def test_jobs_are_accessible_and_have_their_pictures(
         assert page.locator(".notice.bad").count() == 0
         page.screenshot(path=pictures / f"jobs-{theme}-{size}.png")
         assert not visit.faults()
+        assert not visit.too_wide()
         for name in ("On disk", "Batches"):
             page.get_by_role("tab", name=name).click()
             if name == "On disk":
@@ -167,3 +168,4 @@ def test_jobs_are_accessible_and_have_their_pictures(
                 page.get_by_role("row").filter(has_text="epilogue").first.get_by_text("done").wait_for()
             page.screenshot(path=pictures / f"jobs-{name.lower().replace(' ', '-')}-{theme}-{size}.png")
             assert not visit.faults()
+            assert not visit.too_wide()

@@ -49,8 +49,8 @@ const Report = ({ report, written }) => html`<section class="card stack" aria-la
       measured ${new Date(written * 1000).toLocaleDateString([], { dateStyle: "long" })}
     </p>
   </header>
-  <${HeatMap} title="Tokens of the prompt, from what leaves after the first layers" layers="First layers kept here" rows=${report.front} attacks=${FRONT} />
-  <${HeatMap} title="Tokens, from what comes home before the last layers" layers="Last layers kept here" rows=${report.back} attacks=${BACK} />
+  <${HeatMap} title="Percent of the prompt's tokens, from what leaves after the first layers" layers="First layers kept here" rows=${report.front} attacks=${FRONT} />
+  <${HeatMap} title="Percent of all tokens, from what comes home before the last layers" layers="Last layers kept here" rows=${report.back} attacks=${BACK} />
   <p class="muted small">
     <code>--private-layers 1,1</code> keeps the first and the last layer on this machine. Who has the model's weights and patience can still search.
   </p>

@@ -49,11 +49,11 @@ export function Answers({ state, time, onChoose }) {
 function Row({ row, time, onChoose }) {
   return html`<tr>
     <td><${StatePill} state=${row.state} stale=${row.stale} /></td>
-    <td><button type="button" class="link mono" onClick=${() => onChoose(row.id)} aria-label=${`${shortId(row.id)}, details`}>${shortId(row.id)}</button></td>
-    <td class="muted">${row.source}${row.key ? `, ${row.key}` : ""}</td>
+    <td class="job"><button type="button" class="link mono" onClick=${() => onChoose(row.id)} aria-label=${`${shortId(row.id)}, details`}>${shortId(row.id)}</button></td>
+    <td class="about muted">${row.source}${row.key ? `, ${row.key}` : ""}</td>
     <td class="minor">${row.open ? html`<${Progress} row=${row} />` : html`<span class="muted">${row.preemptions ? plural(row.preemptions, "preemption") : ""}</span>`}</td>
     <td class="number minor">${count(row.prompt_tokens)}</td>
-    <td class="number">${count(row.generated)}</td>
+    <td class="number" data-unit="tokens">${count(row.generated)}</td>
     <td class="number">${seconds(row.open ? Math.max(0, time - row.arrived) : row.seconds)}</td>
     <td class="actions">${row.open && html`<${IconButton} icon="cancel" label=${`Cancel job ${row.id}`} onClick=${() => disk.cancel(row.id)} />`}</td>
   </tr>`;

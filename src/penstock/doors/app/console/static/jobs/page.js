@@ -78,8 +78,8 @@ function DiskRow({ job, onChoose }) {
   const open = job.status === "queued" || job.status === "running";
   return html`<tr>
     <td><${StatePill} state=${job.status} /></td>
-    <td><button type="button" class="link mono" onClick=${() => onChoose(job.id)} aria-label=${`${shortId(job.id)}, details`}>${shortId(job.id)}</button></td>
-    <td class="muted">
+    <td class="job"><button type="button" class="link mono" onClick=${() => onChoose(job.id)} aria-label=${`${shortId(job.id)}, details`}>${shortId(job.id)}</button></td>
+    <td class="about muted">
       ${[...(job.tags ?? []), job.batch && "batch", job.waits_for && `waits for ${job.waits_for.length}`].filter(Boolean).join(", ")}
       ${job.error && html` <span class="bad small">${job.error}</span>`}
     </td>
@@ -156,10 +156,10 @@ function BatchRow({ batch }) {
   const open = ["validating", "in_progress", "finalizing"].includes(batch.status);
   return html`<tr>
     <td><${StatePill} state=${batch.status} /></td>
-    <td class="mono">${shortId(batch.id)}</td>
+    <td class="job mono">${shortId(batch.id)}</td>
     <td class="muted minor">${batch.endpoint}</td>
     <td class="minor">${open ? html`<progress max=${total || 1} value=${completed + failed} aria-label="Of the requests"></progress>` : html`<span class="muted">${batch.errors?.data[0]?.message ?? ""}</span>`}</td>
-    <td class="number">${count(completed)} of ${count(total)}</td>
+    <td class="number" data-unit="done">${count(completed)} of ${count(total)}</td>
     <td class="number minor">${count(failed)}</td>
     <td class="actions">
       ${batch.output_file_id && html`<${IconButton} icon="download" label=${`Download the results of ${batch.id}`} onClick=${() => fetchFile(batch.output_file_id, `${batch.id}.jsonl`)} />`}

@@ -66,8 +66,8 @@ function KeyTable({ keys, change, onLimit }) {
           (key) => html`<tr key=${key.name} class=${key.state}>
             <td><strong>${key.name}</strong>${key.state === "revoked" && html` <span class="pill">revoked</span>`}</td>
             <td class="mono muted minor">…${key.tail}</td>
-            <td class="muted">${describe(key.limits) || "none"}</td>
-            <td class="number">${tokens(key.today)}</td>
+            <td class="about muted">${describe(key.limits) || "no limits"}</td>
+            <td class="job number" data-unit="tokens today">${tokens(key.today)}</td>
             <td class="number minor">${tokens(key.total)}</td>
             <td class="number minor">${count(key.total.requests)}</td>
             <td class="number minor">${bytes(key.disk_bytes)}</td>
