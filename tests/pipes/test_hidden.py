@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from penstock.domain.hidden_format import OUTLIERS, HiddenFormat, row_bytes
 from penstock.domain.span import PackedHidden
@@ -116,3 +117,31 @@ def test_a_gpu_converts_as_the_host_does_while_it_goes_on(kind: HiddenFormat) ->
             torch.zeros_like(there)  # which may have the memory of what is being copied, if that is given back too early
         assert all(bytes(one.read()) == bytes(wanted.data) for one in sent)
         assert torch.equal(unpack(sent[0], device).cpu(), unpack(wanted))
+
+
+class _CopySpy(TorchDispatchMode):
+    """Lets tensors without memory (`meta`) be copied to the host and back, and notes what each copy carries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[torch.dtype, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        target = (kwargs or {}).get("device")
+        if func is torch.ops.aten._to_copy.default and target is not None and target != args[0].device:
+            self.copies.append((args[0].dtype, args[0].nbytes))
+            return torch.zeros(args[0].shape, dtype=args[0].dtype, device=target)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_hidden_states_are_converted_on_their_device_and_cross_in_their_format(kind: HiddenFormat) -> None:
+    """`meta` stands for a GPU: what is computed on it cannot have been computed on the host."""
+    size = 3 * row_bytes(kind, 576)
+    with _CopySpy() as spy:
+        packed = pack(torch.empty(3, 576, device="meta"), kind)
+    assert spy.copies == [(torch.uint8, size)]
+    with _CopySpy() as spy:
+        hidden = unpack(packed, "meta")
+    assert spy.copies == [(torch.uint8, size)]
+    assert (hidden.device.type, hidden.dtype, hidden.shape) == ("meta", torch.float32, (3, 576))
