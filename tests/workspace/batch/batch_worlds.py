@@ -97,12 +97,14 @@ class Server:
             assert held is not None
             self.workspace.sync_claims()
             _, prompt = read_job(held.folder)
-            custom_id = json.loads(prompt)["say"]
+            body = json.loads(prompt)
+            custom_id = body["say"]
             self.ledger.begin(custom_id)
             if FAILS in prompt:
                 self.workspace.finish(held, failed(ComputeFailed("The pump is broken.", hint="Call the plumber.")))
             else:
-                self.workspace.finish(held, done(json.dumps({"said": custom_id}), {}))
+                answer = {"said": custom_id} | ({"chatter": "x" * body["chatter"]} if "chatter" in body else {})
+                self.workspace.finish(held, done(json.dumps(answer), {}))
             self.ledger.end(custom_id)
         return bool(names)
 
@@ -110,10 +112,10 @@ class Server:
         self.driver.stop()
         self._close()
 
-    def lines_of(self, file_id: str | None) -> list[dict[str, Any]]:
+    def lines_of(self, file_id: str | None, owner: str | None = None) -> list[dict[str, Any]]:
         if file_id is None:
             return []
-        with self.uploads.reading(file_id) as chunks:
+        with self.uploads.reading(file_id, owner) as chunks:
             return [json.loads(one) for one in b"".join(chunks).splitlines()]
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from penstock.domain.updates import TokensOut
 from penstock.errors import KeyLimit, StorageLimit
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.flow import Flow
@@ -24,8 +26,11 @@ from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
 from penstock.workspace.store.uploads import Uploads
 from penstock.workspace.store.usage import StorageLimits, Stored
-from tests.workspace.batch.batch_worlds import DAY, ENDPOINT, Ledger, Server, jsonl, line
+from penstock.workspace.worker.batch_supervisor import BatchSupervisor
+from penstock.workspace.worker.pool import Pool
+from tests.workspace.batch.batch_worlds import DAY, ENDPOINT, BatchRunner, Ledger, Server, jsonl, line, refusal
 from tests.workspace.crashing import quick_folder
+from tests.workspace.runners import FakeTask
 
 LIMIT = 100 * BLOCK_BYTES
 OWNERS = ("ada", "bob")
@@ -401,3 +406,78 @@ def test_lines_become_jobs_as_their_answers_fit(folder: Path, body: dict[str, An
     assert server.most_jobs == together
     assert server.batches.get(opened, "ada").counts.completed == 6
     assert used(server.workspace) < LIMIT
+
+
+def test_an_answer_that_is_longer_than_it_should_be_is_not_kept_where_it_does_not_fit(folder: Path) -> None:
+    """The estimate of an answer lets a line begin; what is kept of it is bound by the limit."""
+    server = Server(folder / "workspace", Ledger())
+    limited(server.workspace)
+    chatter = {"short": 10, "fits": 30 * BLOCK_BYTES, "long": 30 * BLOCK_BYTES, "longest": 10 * LIMIT}
+    opened = server.submit(jsonl([line(one, max_tokens=1, chatter=size) for one, size in chatter.items()]), owner="ada")
+    server.run()
+    view = server.batches.get(opened, "ada")
+    assert view.end is not None
+    assert [one["custom_id"] for one in server.lines_of(view.end.output_file, "ada")] == ["short", "fits"]
+    refused = server.lines_of(view.end.error_file, "ada")
+    assert [one["custom_id"] for one in refused] == ["long", "longest"]
+    assert {one["response"]["body"]["error"]["code"] for one in refused} == {"storage_limit"}
+    assert LIMIT / 2 < used(server.workspace) <= LIMIT
+    assert server.workspace.usage.totals() == recounted(server.workspace)
+    server.end()
+
+
+def test_the_output_of_many_short_lines_stays_within_the_limit(folder: Path) -> None:
+    """A line has more around it in an output file than in the journal."""
+    server = Server(folder / "workspace", Ledger(), room=50)
+    limited(server.workspace, size=10**9)
+    opened = server.submit(jsonl([line(str(n), max_tokens=1) for n in range(300)]), owner="ada")
+    before = 0
+    while server.batches.get(opened, "ada").end is None:
+        before = used(server.workspace)
+        server.turn()
+    assert used(server.workspace) <= before + BLOCK_BYTES
+    server.end()
+
+
+class Talkative(BatchRunner):
+    """Its answers are longer than anybody would guess."""
+
+    def prepare(self, request: Any, prompt: str, aborted: threading.Event) -> FakeTask:
+        task = super().prepare(request, prompt, aborted)
+        task.resumable = self.resumable
+        take = task.writer.take
+        task.writer.take = lambda update: take(
+            replace(update, text=update.text * 4000) if isinstance(update, TokensOut) else update
+        )  # type: ignore[method-assign]
+        return task
+
+    resumable = True
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_a_job_ends_when_its_owner_has_no_room_for_its_answer(folder: Path, resumable: bool) -> None:
+    """Before it is written: as text that grows, or as the whole answer."""
+    server = Server(folder / "workspace", Ledger())
+    workspace = limited(server.workspace)
+    runner = Talkative(step=0.001)
+    runner.resumable = resumable
+    largest = 0
+
+    def look(_: Any = None) -> None:
+        nonlocal largest
+        for path in workspace.path.rglob("*.txt"):
+            with suppress(FileNotFoundError):
+                largest = max(largest, path.stat().st_size)
+
+    opened = server.submit(jsonl([line("a", max_tokens=1), line("b", max_tokens=1)]), owner="ada")
+    driver = BatchSupervisor(workspace, room=16, refusal=refusal)
+    Pool(workspace, runner, refill=driver.refill, on_end=look).drain()
+    view = server.batches.get(opened, "ada")
+    assert view.end is not None
+    refused = server.lines_of(view.end.error_file, "ada")
+    assert [one["response"]["body"]["error"]["code"] for one in refused] == ["storage_limit"] * 2
+    assert 0 < largest < LIMIT
+    assert used(workspace) < LIMIT
+    runner.close()
+    driver.stop()
+    server.end()

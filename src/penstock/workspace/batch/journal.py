@@ -43,6 +43,11 @@ def read_entry(file: int, start: int, end: int) -> Mapping[str, Any]:
     return fact
 
 
+def entry_bytes(fact: Mapping[str, Any]) -> int:
+    """What a fact takes in the journal."""
+    return len(_line(fact))
+
+
 class Journal:
     """Writes the journal; needs the lock of the batch's folder. A failed call can be repeated."""
 

@@ -60,7 +60,9 @@ def count_saved_tokens(folder: int) -> dict[str, int]:
 class Transcript:
     """Writes tokens.bin and partial.txt of one run. A failed call can be repeated with the same tokens and more.
 
-    Syncing is optional: what a power cut takes is generated again. No file is kept open between calls."""
+    Syncing is optional: what a power cut takes is generated again. No file is kept open between calls.
+
+    text_length: bytes of partial.txt."""
 
     def __init__(self, disk: Disk, folder: int, saved: SavedTokens) -> None:
         """Continue a file that holds exactly the tokens of `saved`; otherwise begin a new one with them."""
@@ -69,7 +71,7 @@ class Transcript:
         self._saved = saved
         self._length = 0
         self._checksum = 0
-        self._text_length = 0
+        self.text_length = 0
         self._begun = False
         self._text_begun = False
 
@@ -85,11 +87,11 @@ class Transcript:
             touch(self._disk, self._folder, PARTIAL)
             self._text_begun = True
         if text:
-            grow_file(self._disk, self._folder, PARTIAL, self._text_length, text)
+            grow_file(self._disk, self._folder, PARTIAL, self.text_length, text)
         # only now: a call that fails is repeated whole, over what it left
         self._length += len(data)
         self._checksum = checksum
-        self._text_length += len(text)
+        self.text_length += len(text)
 
     def _begin(self) -> None:
         parsed = _parse(self._folder)

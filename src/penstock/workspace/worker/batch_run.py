@@ -37,7 +37,8 @@ from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest
 from penstock.workspace.work import Work
-from penstock.workspace.worker.line_jobs import LineJob, answer_bytes, job_bytes, outcome_of, request_of
+from penstock.workspace.worker.answer_room import OUTPUT_LINE_BYTES, answer_bytes, within_room
+from penstock.workspace.worker.line_jobs import LineJob, job_bytes, outcome_of, request_of
 
 SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait
 MAX_NOTED_LINES = 500  # written to the journal together
@@ -307,11 +308,14 @@ class BatchRun:
 
     def _collect(self, cancellation: Cancellation | None) -> bool:
         facts: list[Fact] = []
+        free = self._workspace.usage.room(self._request.owner)
         for n, job in list(self._jobs.items()):
             place = self._workspace.find(job.job_id)
             if place in FINISHED:
                 outcome = {"job": job.job_id, **outcome_of(self._flow, job.job_id, cancellation)}
-                facts.append({"n": n, "custom_id": self._lines.line(n).custom_id, **outcome})
+                fact: Fact = {"n": n, "custom_id": self._lines.line(n).custom_id, **outcome}
+                fact, free = within_room(fact, job.bytes, free)
+                facts.append(fact)
             elif place is None:  # it was removed by hand: submit it again
                 del self._jobs[n]
                 self._waiting.append(n)
@@ -393,8 +397,9 @@ class BatchRun:
         )
 
     def _record_usage(self) -> None:
-        jobs = sum(job.bytes for job in self._jobs.values())
-        self._workspace.usage.reread(Place.BATCHES, self.batch_id, more=jobs)
+        """Count what it takes: its jobs and its output as well, until they are files."""
+        more = sum(job.bytes for job in self._jobs.values()) + OUTPUT_LINE_BYTES * len(self._results)
+        self._workspace.usage.reread(Place.BATCHES, self.batch_id, more=0 if self.over else more)
 
     def _end(self, end: BatchEnd) -> None:
         put_file(self._workspace.disk, self._held.folder, END_FILE, end.record())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -17,11 +16,6 @@ from penstock.workspace.store.request import WorkRequest, read_request
 
 REQUEST_BYTES = 1 << 12  # of request.json and the like
 
-# What an answer may take, as JSON: for each token, each alternative to it with its log-probability, and each embedding.
-TOKEN_BYTES, LOGPROB_BYTES, EMBEDDING_BYTES = 8, 100, 1 << 16
-DEFAULT_TOKENS, MAX_TOKENS, MAX_ANSWERS, MAX_ALTERNATIVES, MAX_INPUTS = 2048, 1 << 17, 128, 20, 2048
-TOKEN_FIELDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
-
 
 class LineJob(NamedTuple):
     """A line that is a job now. bytes: those of its folder, and of its answer."""
@@ -34,22 +28,6 @@ class LineJob(NamedTuple):
 def job_bytes(line: int) -> int:
     """What the job of a line with so many bytes takes on the disk, before it has an answer."""
     return footprint(line, REQUEST_BYTES)
-
-
-def answer_bytes(body: Mapping[str, Any]) -> int:
-    """What the answer to a line may take on the disk: it will be in the journal and in an output file. An estimate, since the
-    model is not asked: a request for many log-probabilities takes a thousand times its own size."""
-    tokens = next((_number(body[name], MAX_TOKENS) for name in TOKEN_FIELDS if body.get(name) is not None), DEFAULT_TOKENS)
-    alternatives = max(_number(body.get(name), MAX_ALTERNATIVES) for name in ("logprobs", "top_logprobs"))
-    inputs = body.get("input")
-    embeddings = min(len(inputs), MAX_INPUTS) if isinstance(inputs, list) else 0
-    answers = max(1, _number(body.get("n"), MAX_ANSWERS))
-    return 2 * (answers * tokens * (TOKEN_BYTES + alternatives * LOGPROB_BYTES) + embeddings * EMBEDDING_BYTES)
-
-
-def _number(value: object, maximum: int) -> int:
-    """A number of a body that was not checked yet."""
-    return min(int(value), maximum) if isinstance(value, int) and value > 0 else 0
 
 
 def request_of(workspace: Workspace, job: str, batch_id: str) -> WorkRequest | None:

@@ -15,13 +15,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
-from penstock.errors import BadJob, Cancelled, EngineError, EngineStopped, KeyLimit, NotReady, PenstockError, RequestError
+from penstock.errors import (
+    BadJob,
+    Cancelled,
+    EngineError,
+    EngineStopped,
+    KeyLimit,
+    NotReady,
+    PenstockError,
+    RequestError,
+    StorageLimit,
+)
 from penstock.workspace.store.files import Outcome, Place
 from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.parents import resolve_prompt
 from penstock.workspace.store.request import read_job
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
+from penstock.workspace.worker.answer_room import AnswerRoom
 from penstock.workspace.worker.runner import PartUpdate, Runner, Task
 
 logger = logging.getLogger(__name__)
@@ -75,6 +86,7 @@ class Processor:
         self._updates: deque[JobUpdate | PartUpdate] = deque()
         self._output = _Output()
         self._task: Task | None = None
+        self._room: AnswerRoom | None = None
         self._aborted = threading.Event()  # for what prepares it
         self._transcript: Transcript | None = None
         self._cancel: Callable[[], None] | None = None
@@ -145,6 +157,7 @@ class Processor:
     def _start(self) -> None:
         request, prompt = read_job(self._held.folder)
         prompt = resolve_prompt(self._workspace, self.job_id, request, prompt)
+        self._room = AnswerRoom(self._workspace.usage, request, prompt)
         task = self._task = self._runner.prepare(request.with_submit_time(self.job_id), prompt, self._aborted)
         if not task.resumable:
             self._cancel = task.start(self.job_id, secrets.randbits(63) if task.seed is None else task.seed, (), self._on_update)
@@ -162,7 +175,11 @@ class Processor:
         with self._lock:
             self.first_text_unsaved = False
             self._take_updates()
-            self._write()
+            try:
+                self._write()
+            except StorageLimit as error:
+                self._verdict = self._verdict or failed(error, self._facts())
+                self._cancel_task()
 
     def end(self) -> Outcome | Requeue:
         """Write the outcome, or put the job back into the queue."""
@@ -195,7 +212,7 @@ class Processor:
         if held.place is not Place.PROCESSING:
             return  # an earlier call did all but a sync
         if isinstance(verdict, Requeue) or not verdict.done:
-            with suppress(OSError):  # tokens that are not saved are generated again
+            with suppress(OSError, StorageLimit):  # tokens that are not saved are generated again
                 self._write()
         if isinstance(verdict, Outcome):
             self._workspace.finish(held, verdict)
@@ -236,13 +253,16 @@ class Processor:
                     output.last = last
 
     def _write(self) -> None:
+        """Raises StorageLimit, and writes nothing, if the owner has no room for the text."""
         output, transcript = self._output, self._transcript
         if transcript is None or self._held.folder < 0:  # released: its descriptor may be another folder's now
             return
         if output.tokens or output.unsaved:
+            text = "".join(output.unsaved).encode("utf-8", "replace")
+            self._check_room(transcript.text_length + len(text))
             now = time.monotonic()
             due = now >= self._next_sync
-            transcript.append(output.tokens, "".join(output.unsaved).encode("utf-8", "replace"), sync=due)
+            transcript.append(output.tokens, text, sync=due)
             output.tokens, output.unsaved = [], []
             if due:
                 self._next_sync = now + SYNC_INTERVAL_S
@@ -254,7 +274,12 @@ class Processor:
         assert output.last is not None
         if output.reason is not FinishReason.CANCELLED:
             assert self._task is not None
-            return done(self._task.writer.result(output.last.usage), self._facts())
+            outcome = done(self._task.writer.result(output.last.usage), self._facts())
+            try:
+                self._check_room(len(outcome.text))
+            except StorageLimit as error:
+                return failed(error, self._facts())
+            return outcome
         if self._cancelled:
             return failed(Cancelled("The job was cancelled."), self._facts())
         return Requeue()
@@ -274,6 +299,10 @@ class Processor:
             logger.warning("job %s goes back to the queue, to run in isolation: %s", self.job_id, error)
             return Requeue(suspect=True)
         return failed(error, self._facts())
+
+    def _check_room(self, size: int) -> None:
+        if self._room is not None:
+            self._room.check(size)
 
     def _facts(self) -> dict[str, Any]:
         output = self._output
