@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.errors import Unreachable
+from penstock.errors import Unreachable, Untrusted
 from penstock.network import isolation as solitude
 from penstock.network import parts
 from penstock.network.parts import PART_BYTES, Part
 from penstock.network.peer_directory import PART, RECORD, PeerDirectory
 from penstock.network.stream import Stream
 from penstock.network.trust import certificates, revocations
+from penstock.network.trust.keyring import read_envelope
 from penstock.network.zenoh_router import ZenohRouter
 from penstock.network.zenoh_session import session_settings
 from tests.network.certificates import Authority, Papers
@@ -283,6 +284,26 @@ def test_an_insider_that_floods_a_node_costs_an_honest_pair_nothing(world: World
     assert max(sizes) <= 12 * PART_BYTES
     wait_for(lambda: b.router.refused_from().get("c"), "wrong seals to be counted")  # type: ignore[attr-defined]
     assert b.router.refused_from().keys() == {"c"}  # type: ignore[attr-defined]
+
+
+def test_letters_of_other_epochs_are_counted_and_hold_up_nobody(world: World) -> None:
+    a, b = world.join("a"), world.join("b")
+    papers = world.authority.invite("c")
+    insider, keyring = world.session(papers), papers.keyring(1)
+    wait_for(lambda: a.sees("a", "b") and b.sees("a", "b") and len(insider.links()) >= 2, "everybody")
+    epoch = epoch_of(insider, "b")
+    (answer,) = insider.ask(f"meet/b/{epoch}/c", msgspec.msgpack.encode([keyring.card(), b""]))
+    keyring.meet(msgspec.msgpack.decode(answer)[0])
+    sealed = keyring.seal("b", epoch, PART, b"for another start of b", Stream.DATA)
+    envelope = read_envelope(sealed.envelope)
+    strange = [envelope._replace(receiver=epoch + 1), envelope._replace(receiver=epoch - 1), envelope._replace(sender=2)]
+    for number in range(99):
+        insider.put("b", "c", sealed.body, strange[number % 3].pack(), "data")
+    exchange(a, b, b"beside them")
+    wait_for(lambda: b.router.refused_from() == {"c": 99}, "all of them to be counted")  # type: ignore[attr-defined]
+    assert b.router.refused() == {Untrusted.code: 33}, "those for an earlier start of b are usual after a restart"
+    assert a.router.refused() == {}
+    assert {sender for sender, _ in b.received} == {"a"}
 
 
 def strange_answer(papers: Papers) -> bytes:
