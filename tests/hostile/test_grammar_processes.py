@@ -100,7 +100,7 @@ def test_compiling_is_charged_to_its_key_whether_it_is_refused_or_not(
         request_of(grammars, owner).json_schema(schema_bomb(7) if bomb else {"type": "integer"}, field="f")
     account = grammars._model.pool._accounts[owner]
     charged = pool.COMPILE_BURST_S - account.compile_time._left
-    assert least + pool.PROCESS_CPU_S <= charged <= pool.MAX_COMPILE_CHARGE_S
+    assert least + pool.PROCESS_CPU_S - 1e-9 <= charged <= pool.MAX_COMPILE_CHARGE_S
 
 
 def test_all_grammars_of_a_request_share_its_time(make_grammars: MakeGrammars) -> None:

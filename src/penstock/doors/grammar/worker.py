@@ -31,7 +31,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 DATA_SLACK_BYTES = 64 * 1024 * 1024  # what the allocator maps and does not use
 WATCH_INTERVAL_S = 0.01  # between two looks at the memory of a process that works
-PARK_TICKS = 100  # after so many looks at an idle process, stop looking until it works again
+PARK_TICKS = 2  # after so many looks at an idle process, stop looking until it works again
 
 # CPU time of one answer: at the start, and added for each token. Typical grammars take about 0.1 ms per token.
 CPU_ALLOWANCE_S, CPU_ALLOWANCE_PER_TOKEN_S = 1.0, 0.02
