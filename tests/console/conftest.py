@@ -62,9 +62,9 @@ class Visit:
         self._hosts.clear()
 
     def too_wide(self) -> list[str]:
-        """Tables that would have to be scrolled sideways, and cells that one can see whose text reaches over their edge."""
+        """Tables and routes that would have to be scrolled sideways, and cells in sight whose text reaches over their edge."""
         found: list[str] = self.page.evaluate(
-            """[...document.querySelectorAll("[role=region]:has(table), th, td")]
+            """[...document.querySelectorAll("[role=region]:has(table, .route), th, td")]
               .filter((one) => one.scrollWidth > one.clientWidth + 1 && !(one.closest("thead")?.offsetWidth <= 1))
               .map((one) => one.ariaLabel || one.innerText)"""
         )

@@ -39,6 +39,7 @@ def test_machines_layers_and_links_are_drawn(visitors: Visitors, nodes: Cluster,
         page.wait_for_function(GENERATES)
         page.screenshot(path=pictures / f"pipes-{theme}-{size}.png")
         assert not visit.faults()
+        assert not visit.too_wide()
         page.get_by_role("button", name="laptop: layers 12–21. Details").press("Enter")
         dialog = page.get_by_role("dialog", name="laptop")
         dialog.get_by_text("cpu, float32").wait_for()

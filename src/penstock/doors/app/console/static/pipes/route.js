@@ -6,9 +6,11 @@ import { html } from "../vendor/preact-htm.js";
 import { machines } from "./machines.js";
 
 const BOX = { width: 212, height: 104 };
-const GAP = 84;
+const GAP = { across: 84, down: 46 };
 const TOP = 8;
-const RETURN = 46; // pixels below the boxes where what comes home travels
+const RETURN = 46; // pixels below the boxes, or right of them, where what comes home travels
+const WORDS = 24; // pixels below boxes that stand above each other, for the words about the way home
+const NARROW = matchMedia("(max-width: 760px)");
 const MAX_DOTS = 6;
 const SHORTEST_S = 1.4; // of a dot's way around: faster, and nobody could follow it
 
@@ -25,37 +27,67 @@ export function boxesOf(state, model) {
 
 export function RouteDrawing({ state, model, onChoose }) {
   const boxes = boxesOf(state, model);
-  const width = boxes.length * BOX.width + (boxes.length - 1) * GAP + 2;
-  const height = TOP + BOX.height + (boxes.length > 1 ? RETURN : 0) + 6;
+  const { place, size, way, link, home } = NARROW.matches ? DOWN : ACROSS;
+  const { width, height } = size(boxes.length);
   const flows = (model.route?.in_flight ?? 0) > 0 || (model.rates?.steps ?? 0) > 0;
-  const way = wayOf(boxes.length);
+  const path = way(boxes.length);
   const covers = boxes.map((box, index) => ({
     key: box.node,
-    x: leftOf(index),
-    y: TOP,
+    ...place(index),
     ...BOX,
     label: `${box.node}: ${heldBy(box)}. Details`,
     onClick: () => onChoose(box.node),
   }));
   return html`<${Drawing} width=${width} height=${height} label="Route of answers" covers=${covers} class="route ${flows ? "flows" : ""}">
-    ${boxes.length > 1 && html`<path class="pipe" d=${way} />`}
-    ${boxes.length > 1 && flows && html`<${Dots} way=${way} count=${Math.max(1, model.route.in_flight)} duration=${Math.max(SHORTEST_S, model.route.round_trip)} />`}
-    ${boxes.slice(1).map((box, index) => html`<${Link} key=${box.node} index=${index} link=${linkOf(state, boxes[index].node, box.node)} />`)}
-    ${boxes.length > 1 && html`<text class="link" x=${width / 2} y=${height - 12} text-anchor="middle">${homeWords(model.route)}</text>`}
-    ${boxes.map((box, index) => html`<${Box} key=${box.node} box=${box} index=${index} />`)}
+    ${boxes.length > 1 && html`<path class="pipe" d=${path} />`}
+    ${boxes.length > 1 && flows && html`<${Dots} way=${path} count=${Math.max(1, model.route.in_flight)} duration=${Math.max(SHORTEST_S, model.route.round_trip)} />`}
+    ${boxes.slice(1).map((box, index) => html`<g key=${box.node}>${link(place(index), linkOf(state, boxes[index].node, box.node))}</g>`)}
+    ${boxes.length > 1 && html`<text class="link" ...${home(width, height)}>${homeWords(model.route)}</text>`}
+    ${boxes.map((box, index) => html`<${Box} key=${box.node} box=${box} place=${place(index)} />`)}
   <//>`;
 }
 
-const leftOf = (index) => index * (BOX.width + GAP) + 1;
+/** Boxes beside each other; what comes home travels below them. */
+const ACROSS = {
+  place: (index) => ({ x: index * (BOX.width + GAP.across) + 1, y: TOP }),
+  size: (count) => ({ width: count * BOX.width + (count - 1) * GAP.across + 2, height: TOP + BOX.height + (count > 1 ? RETURN : 0) + 6 }),
+  way(count) {
+    const middle = TOP + BOX.height / 2;
+    const below = TOP + BOX.height + RETURN / 2;
+    const end = ACROSS.place(count - 1).x + BOX.width / 2;
+    const home = ACROSS.place(0).x + BOX.width / 2;
+    return `M${home} ${middle} H${end - 12} Q${end} ${middle} ${end} ${middle + 12} V${below - 12} Q${end} ${below} ${end - 12} ${below} H${home + 12} Q${home} ${below} ${home} ${below - 12} V${middle + 20}`;
+  },
+  link(from, { round_trip, bytes_per_second }) {
+    const x = from.x + BOX.width + GAP.across / 2;
+    const y = from.y + BOX.height / 2;
+    return html`<path class="arrow" d="M${x + 22} ${y - 5} l7 5 l-7 5" />
+      ${round_trip && html`<text class="link" x=${x} y=${y - 12} text-anchor="middle">${seconds(round_trip)}</text>`}
+      ${bytes_per_second && html`<text class="link" x=${x} y=${y + 22} text-anchor="middle">${bytes(bytes_per_second)}/s</text>`}`;
+  },
+  home: (width, height) => ({ x: width / 2, y: height - 12, "text-anchor": "middle" }),
+};
 
-/** Out of the first box, through all others, and home below them. */
-function wayOf(count) {
-  const middle = TOP + BOX.height / 2;
-  const below = TOP + BOX.height + RETURN / 2;
-  const end = leftOf(count - 1) + BOX.width / 2;
-  const home = leftOf(0) + BOX.width / 2;
-  return `M${home} ${middle} H${end - 12} Q${end} ${middle} ${end} ${middle + 12} V${below - 12} Q${end} ${below} ${end - 12} ${below} H${home + 12} Q${home} ${below} ${home} ${below - 12} V${middle + 20}`;
-}
+/** Boxes above each other, for a phone; what comes home travels right of them. */
+const DOWN = {
+  place: (index) => ({ x: 1, y: TOP + index * (BOX.height + GAP.down) }),
+  size: (count) => ({ width: BOX.width + 2 * RETURN, height: DOWN.place(count - 1).y + BOX.height + (count > 1 ? WORDS : 0) + 6 }),
+  way(count) {
+    const middle = BOX.width / 2 + 1;
+    const right = BOX.width + RETURN / 2;
+    const end = DOWN.place(count - 1).y + BOX.height / 2;
+    const home = DOWN.place(0).y + BOX.height / 2;
+    return `M${middle} ${home} V${end - 12} Q${middle} ${end} ${middle + 12} ${end} H${right - 12} Q${right} ${end} ${right} ${end - 12} V${home + 12} Q${right} ${home} ${right - 12} ${home} H${middle + 20}`;
+  },
+  link(from, { round_trip, bytes_per_second }) {
+    const x = BOX.width / 2 + 1;
+    const y = from.y + BOX.height + GAP.down / 2;
+    const words = [round_trip && seconds(round_trip), bytes_per_second && `${bytes(bytes_per_second)}/s`].filter(Boolean);
+    return html`<path class="arrow" d="M${x - 5} ${y + 8} l5 7 l5 -7" />
+      <text class="link" x=${x + 16} y=${y + 4}>${words.join(" · ")}</text>`;
+  },
+  home: (_, height) => ({ x: 1, y: height - 8 }),
+};
 
 const Dots = ({ way, count, duration }) =>
   Array.from(
@@ -64,16 +96,6 @@ const Dots = ({ way, count, duration }) =>
       <animateMotion dur="${duration}s" begin="${(-duration * index) / all}s" repeatCount="indefinite" path=${way} />
     </circle>`,
   );
-
-function Link({ index, link }) {
-  const x = leftOf(index) + BOX.width + GAP / 2;
-  const y = TOP + BOX.height / 2;
-  return html`<g>
-    <path class="arrow" d="M${x + 22} ${y - 5} l7 5 l-7 5" />
-    ${link.round_trip && html`<text class="link" x=${x} y=${y - 12} text-anchor="middle">${seconds(link.round_trip)}</text>`}
-    ${link.bytes_per_second && html`<text class="link" x=${x} y=${y + 22} text-anchor="middle">${bytes(link.bytes_per_second)}/s</text>`}
-  </g>`;
-}
 
 /** What either machine has measured of the link between them. */
 export function linkOf(state, from, to) {
@@ -89,13 +111,13 @@ const heldBy = (box) =>
     .map((part) => layers(part.layers))
     .join(", ") || "no layers";
 
-function Box({ box, index }) {
+function Box({ box, place }) {
   const { node, ends } = box;
   const parts = partsOf(box);
   const time = parts.reduce((sum, part) => sum + (part.seconds ?? 0), 0);
   const kv = parts.find((part) => part.kv_tokens);
   const used = kv ? kv.kv_used / kv.kv_tokens : 0;
-  return html`<g class="box ${machines.colour(node)} ${machines.lost.has(node) ? "lost" : ""}" transform="translate(${leftOf(index)} ${TOP})">
+  return html`<g class="box ${machines.colour(node)} ${machines.lost.has(node) ? "lost" : ""}" transform="translate(${place.x} ${place.y})">
     <rect class="body" width=${BOX.width} height=${BOX.height} rx="10" />
     <rect class="mark" x="0" y="14" width="4" height=${BOX.height - 28} rx="2" />
     <text class="name" x="18" y="28">${short(node, 20)}</text>
