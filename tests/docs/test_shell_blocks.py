@@ -23,7 +23,7 @@ HERE = ["docs/command_line.md", "docs/configuration.md"]
 ELSEWHERE = {
     "docs/clients.md": ["tests/soak/test_coding_agents.py", "tests/soak/test_pip_clients.py"],
     "docs/operations.md": ["tests/docs/test_deploy.py", "tests/cli/node/test_keys.py"],
-    "docs/quick_start.md": ["tests/test_packaging.py"],
+    "docs/quick_start.md": ["tests/test_packaging.py", "tests/soak/test_installers.py"],
     "docs/three_machines.md": ["tests/model/sources/test_hub.py"],
 }
 NO_COMMANDS = "docs/protocol.md"  # has what is signed, which begins with the same word
