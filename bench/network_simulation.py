@@ -17,7 +17,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from child import Child
@@ -172,6 +172,9 @@ def _compare(plan: SimulationPlan, side: Side, servers: Sequence[Server], round_
             "predicted": speed,
             "measured_first": statistics.median(firsts),
             "predicted_first": first,
+            "prompt": prompt,
+            "round_trip": round_trip,
+            "costs": [asdict(one) for one in costs],  # with these, the prediction can be made again
         }
         say(f"simulation   {side.name}, {streams:2} streams   {row['measured']:6.1f} tokens/s, predicted {speed:6.1f}")
         rows.append(row)

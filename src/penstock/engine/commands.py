@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.domain.job import Job
 from penstock.domain.messages import Message
@@ -21,8 +22,7 @@ class Cancel:
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     sender: str
     message: Message
     at: float  # when it came

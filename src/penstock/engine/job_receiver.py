@@ -73,27 +73,27 @@ class JobReceiver:
             if isinstance(error, DamagedMessage) and error.route is not None and error.number is not None:
                 self._bounce(sender, Bounce(error.route, error.number, BounceReason.DAMAGED))
             return
-        if isinstance(message, Echo):
+        size = len(data)
+        if isinstance(message, (NetworkJob, Mark)):
+            self._measure(sender, message, size)
+            if isinstance(message, NetworkJob) and not self._is_from_predecessor(sender, message):
+                size -= message.packed_bytes
+                message.hidden = None  # it will be refused: free its memory now
+        elif isinstance(message, Echo):
             self._on_echo(sender, message)
             return
-        if isinstance(message, AskWeights | WeightsPart):
+        elif isinstance(message, (AskWeights, WeightsPart)):
             self._on_weights(sender, message)
             return
-        if not isinstance(message, NetworkJob | Mark) and not self._control.allows(sender):
+        elif not self._control.allows(sender):
             self._refuse_rate(sender)
             return
-        if isinstance(message, OpenRoute) and message.model not in self._engines:
+        elif isinstance(message, OpenRoute) and message.model not in self._engines:
             known = ", ".join(self._engines)
             self._send(
                 sender, RouteOffer(message.route, reason=f"it does not hold {message.model} (it holds {known or 'nothing yet'})")
             )
             return
-        if isinstance(message, NetworkJob | Mark):
-            self._measure(sender, message, len(data))
-        size = len(data)
-        if isinstance(message, NetworkJob) and not self._is_from_predecessor(sender, message):
-            size -= message.packed_bytes
-            message.hidden = None  # it will be refused: free its memory now
         for engine in self._engines_of(message):
             engine.deliver(sender, message, size)
 
@@ -114,15 +114,15 @@ class JobReceiver:
         """The engines that a message is for. Only OpenRoute names the model; the first engine answers for an unknown route."""
         if isinstance(message, OpenRoute):
             return [self._engines[message.model]]
-        return [engine for engine in list(self._engines.values()) if engine.concerns(message.route)] or list(
-            self._engines.values()
-        )[:1]
+        engines = list(self._engines.values())
+        return [engine for engine in engines if engine.concerns(message.route)] or engines[:1]
 
     def _is_from_predecessor(self, sender: str, job: NetworkJob) -> bool:
         back = job.step is ComputeStep.HEAD
-        return any(
-            (engine.origin if back else engine.host).is_predecessor(sender, job.route) for engine in list(self._engines.values())
-        )
+        for engine in list(self._engines.values()):
+            if (engine.origin if back else engine.host).is_predecessor(sender, job.route):
+                return True
+        return False
 
     def _bounce(self, sender: str, bounce: Bounce) -> None:
         """Tell the origin, but only if the sender is our predecessor on that route: any node can name any route."""

@@ -54,15 +54,14 @@ class Reception:
         It is dropped if too much is waiting. The origin of a NetworkJob notices the loss; all else is repeated.
         """
         memory = _memory(message, size)
-        match message:
-            case Mark():
-                back = message.layer == self._pipe.num_layers
-                (self._origin if back else self._host).on_mark(sender, message)
-                return
-            case Ping():
-                self._answer(sender, message)
-            case NetworkJob():
-                message.sender, message.memory = sender, memory
+        if isinstance(message, NetworkJob):
+            message.sender, message.memory = sender, memory
+        elif isinstance(message, Mark):
+            back = message.layer == self._pipe.num_layers
+            (self._origin if back else self._host).on_mark(sender, message)
+            return
+        elif isinstance(message, Ping):
+            self._answer(sender, message)
         if not self._inbox.reserve(sender, memory):
             self._count_refused("backlog", sender)
             return

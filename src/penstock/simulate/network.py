@@ -213,7 +213,7 @@ class SimulatedNetwork(ABC):
                 self.wake(sender, self.now)
             return
         # hidden states do not hold up other messages, nor the other way round
-        lane = sender.name, destination, isinstance(message, NetworkJob | Mark)
+        lane = sender.name, destination, isinstance(message, (NetworkJob, Mark))
         for due, letter in self.arrivals(lane, message, seal(message, now), now):
             self.at(due, partial(self.deliver, sender.name, destination, letter))
 

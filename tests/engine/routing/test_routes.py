@@ -53,6 +53,18 @@ def test_what_leaves_an_origin_that_keeps_the_first_layers_is_never_an_embedding
     assert {message.current_layer for sender, message in jobs if sender == "b"} == {3}
 
 
+def test_an_origin_forgets_what_has_returned() -> None:
+    world = World(Machine("a", ((0, 2),), ends=True), Machine("b", ((2, 4),)))
+    asked = world.ask("a", PROMPT, LONG)
+    world.run_until(lambda: asked.final, 60.0, "a job")
+    world.run(1.0)
+    route = world["a"].origin.route
+    assert route is not None
+    report = route.returns.report(0)
+    assert report.newest > 20, "so many NetworkJobs have returned"
+    assert not report.here
+
+
 def test_private_layers_are_computed_at_home_and_a_neighbour_that_has_all_of_them_does_the_rest() -> None:
     world = World(Machine("a", ((0, 1), (3, 4)), ends=True, private=PrivateLayers(1, 1)), Machine("b", ((0, 4),)))
     world.watching = True

@@ -104,7 +104,8 @@ class Origin:
         return {seq.job for seq in [*self.sequences.queued.values(), *self.sequences.holders.values()]}
 
     def owns(self, route: RouteId) -> bool:
-        return any(found is not None and found.id == route for found in (self.route, self.opener.opening))
+        own, opening = self.route, self.opener.opening
+        return (own is not None and own.id == route) or (opening is not None and opening.id == route)
 
     def is_predecessor(self, sender: str, route: RouteId) -> bool:
         """Whether that node returns the NetworkJobs of this route to us. Called from other threads."""
@@ -413,6 +414,7 @@ class Origin:
     def _check_health(self, route: ActiveRoute, now: float) -> None:
         health, back = route.health, route.health.stations[-1]
         if back.node == self._pipe.node:
+            route.returns.settle(health.settled)
             health.on_report(back, route.returns.report(route.received), now)
         for number in health.lost(now):
             if self.in_flight[number].returned:

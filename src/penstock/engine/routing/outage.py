@@ -85,6 +85,9 @@ class WaitLimits:
                 self._sequences.fail(seq.job, NotReady(why, hint=hint))
 
     def _end_starved(self, waiting: list[Sequence], now: float) -> None:
+        if not waiting:
+            self._starved_since = {}
+            return
         pool = self._sequences.pool
         longest = KvNeed(pool.windows, pool.block_size, self._config.max_pass_tokens).longest(pool.capacity)
         starved = [seq for seq in waiting if seq.min_length > longest]

@@ -66,7 +66,8 @@ class Pacing:
 
     def _chunk(self) -> int:
         """Tokens of the chunks in which prompts are being read; 0 if there are none."""
-        reading = self._sequences.queued or any(seq.remaining > 1 for seq in self._sequences.holders.values())
+        sequences = self._sequences
+        reading = sequences.queued or any(len(seq.tokens) > seq.scheduled + 1 for seq in sequences.holders.values())
         return min(self._config.chunk, self.window.max_chunk) if reading else 0
 
     def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:

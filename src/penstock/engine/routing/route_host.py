@@ -202,7 +202,11 @@ class RouteHost:
         """Whether that node hands this route's NetworkJobs to us. Any node can name any route, so messages from others are never
         bounced to its origin. Called from other threads too."""
         found = self.routes.get(route)
-        return found is not None and any(leg.predecessor == sender for leg in found.legs.values())
+        if found is not None:
+            for leg in found.legs.values():
+                if leg.predecessor == sender:
+                    return True
+        return False
 
     def overdue(self) -> list[NetworkJob]:
         now = self._clock()

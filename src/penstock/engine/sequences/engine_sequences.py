@@ -168,11 +168,12 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             seq = self.get(span)
             if seq is None:
                 continue
-            cursors = seq.stages_processed
-            if cursors[stage] >= span.end:
+            cursors, end = seq.stages_processed, span.end
+            if cursors[stage] >= end:
                 continue
             for passed_stage in range(stage, -1, -1):
-                cursors[passed_stage] = max(cursors[passed_stage], span.end)
+                if cursors[passed_stage] < end:
+                    cursors[passed_stage] = end
             # a preempted sequence computes its generated tokens again too
             done = seq.prompt_len if seq.prompt_stage_processing_finished else seq.stage_processed
             if seq.index == 0 and seq.job.prefilled < done:

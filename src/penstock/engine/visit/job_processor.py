@@ -54,7 +54,8 @@ class JobProcessor:
 
     def accept(self, job: NetworkJob) -> None:
         """Start the visit of a NetworkJob that was granted here, or that came from another node to pass our layers."""
-        tokens, context = sum(span.n for span in job.spans), sum(span.end for span in job.spans)
+        tokens = sum([span.n for span in job.spans])
+        context = tokens + sum([span.start_pos for span in job.spans])
         visit = Visit(job, JobState.VALIDATING, tokens, context, arrived=job.step is ComputeStep.LAYER)
         visit.phases, visit.pending_bytes = self._times.phases_of(job), job.memory
         if job.step is ComputeStep.EMBED:
