@@ -42,7 +42,7 @@ def test_memory_that_runs_out_is_explained(allocate: Callable[[], object]) -> No
 
 def test_freed_memory_is_kept_until_it_is_returned() -> None:
     before, kept, returned = run("""
-from penstock.model.memory import keep_freed_memory, return_freed_memory
+from penstock.model.allocator import keep_freed_memory, return_freed_memory
 keep_freed_memory()
 before = resident()
 pieces = [bytearray(b"x" * (1 << 20)) for _ in range(200)]

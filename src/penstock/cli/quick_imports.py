@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from penstock.model.allocator import keep_freed_memory
+
 # What torch computes with tensors that have shapes and no data: a quarter of its import, and used by its compiler only.
 DEFERRED = "torch._meta_registrations"
 
@@ -27,6 +29,7 @@ def quick_imports() -> Iterator[None]:
     The linker works on torch's library in a thread, which needs no GIL; nothing looks for garbage, of which imports leave
     none, and what they made is never looked through again; `DEFERRED` is imported when something uses it.
     """
+    keep_freed_memory()  # or the thread gets memory of its own, which is never returned
     linker = threading.Thread(target=_link_torch, name="penstock-linker")
     linker.start()
     finder = DeferringFinder(DEFERRED)

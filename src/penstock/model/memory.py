@@ -1,4 +1,4 @@
-"""Measure free memory, and tune the allocator and page size for inference."""
+"""Measure free memory, and tune the page size for inference."""
 
 from __future__ import annotations
 
@@ -7,47 +7,21 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from penstock.errors import NotEnoughMemory
 
-# glibc's mallopt parameters
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 # Linux's madvise advice
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
 _HUGE_PAGE_BYTES = 2 << 20
 _EXHAUSTED = ("out of memory", "can't allocate memory", "not enough memory")  # in the messages of torch's other errors
 
 
-def keep_freed_memory() -> None:
-    """Let glibc keep the memory of freed activations instead of returning it to the kernel after every operator.
-
-    A prompt's activations take megabytes each; returning and requesting them again causes page faults that cost several
-    times the arithmetic (an RMS norm over 512 tokens takes 0.16 ms instead of 1.2 ms). At most 512 MiB stay with the process.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # another C library
-        return
-    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
-    mallopt(_M_TRIM_THRESHOLD, 1 << 29)
-    mallopt(_M_ARENA_MAX, 1)  # the compute thread's own arena would ignore the threshold
-
-
-def return_freed_memory() -> None:
-    """Return to the kernel what glibc keeps of freed memory: after loading, what the weights were read into."""
-    if sys.platform.startswith("linux"):
-        with suppress(OSError, AttributeError):  # another C library
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 def use_huge_pages() -> None:
-    """Move loaded weights onto 2 MiB pages, where Linux allows it.
+    """Move weights that torch has loaded onto 2 MiB pages, where Linux allows it.
 
     A decode step reads every weight once; with 4 KiB pages much of that time goes into page table lookups (with huge pages
     1 stream is 7 % faster, and so are 32). Memory that was never written stays untouched. The kernel copies as fast as memory

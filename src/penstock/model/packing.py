@@ -19,8 +19,9 @@ from torch import Tensor
 
 from penstock.errors import ConfigError, CorruptWeights
 from penstock.kernels.build import library_path
-from penstock.kernels.packed import PackedMatrix, aligned_empty, natural_kind, packed_bytes
+from penstock.kernels.packed import PackedMatrix, natural_kind, packed_bytes
 from penstock.kernels.structs import Kind, SourceType
+from penstock.kernels.weight_memory import WeightMemory
 from penstock.model.blocks import SIZES, Blocks
 from penstock.model.packed_file import SOURCE, Bytes, PackedFile, remove_orphans
 from penstock.model.shapes import Shapes, end_params, end_shapes, layer_prefix, layer_shapes
@@ -42,10 +43,12 @@ class Packing:
     """How the weights of one model folder are packed: as they are stored, or rounded to 8 or 4 bits.
 
     precision: the name of the result: "int8", "int4", or the type that most numbers are stored in, such as "q4_1".
+    memory: for weights that are packed anew at every start.
     """
 
     def __init__(self, spec: ModelSpec, folder: Path, quant: str) -> None:
         self.quant = quant
+        self.memory = WeightMemory()
         self._spec = spec
         self._types = _stored_types(folder)
         self._unknown = _declared_type(folder)  # of a tensor that is not here yet
@@ -182,7 +185,7 @@ class StoredTensors(PackedTensors):
         return found
 
     def _packed(self, name: str) -> Bytes:
-        data = aligned_empty(self._packing.tensor_bytes(name, self._shapes[name]))
+        data = self._packing.memory.take(self._packing.tensor_bytes(name, self._shapes[name]))
         self.write(name, data)
         return data
 

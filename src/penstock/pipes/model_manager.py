@@ -13,15 +13,10 @@ import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
+from penstock.model.allocator import keep_freed_memory, return_freed_memory
 from penstock.model.backend import Backend, choose_backend
 from penstock.model.ends import EndModel, end_bytes
-from penstock.model.memory import (
-    available_memory,
-    explaining_exhaustion,
-    keep_freed_memory,
-    return_freed_memory,
-    use_huge_pages,
-)
+from penstock.model.memory import available_memory, explaining_exhaustion, use_huge_pages
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
 from penstock.model.packing import Packing
 from penstock.model.reservations import Reservations
@@ -190,9 +185,7 @@ class ModelManager:
     @explaining_exhaustion()
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
         segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks)
-        if found.device.type == "cpu":
-            return_freed_memory()
-            use_huge_pages()
+        _settle(found)
         return segment
 
     def _segment(self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int) -> Segment:
@@ -254,9 +247,7 @@ class ModelManager:
         if fills:
             config, footprint = self._config.on(where.type), self.footprint(found)
             give_rest_to_kv(found.name, cast("list[TritonModel]", loaded), ends, config, footprint, first)
-        if where.type == "cpu":
-            return_freed_memory()
-            use_huge_pages()
+        _settle(found)
         return found.with_parts(loaded, ends)
 
     def kv_blocks(
@@ -311,6 +302,14 @@ class ModelManager:
                 hint="Give less kv_memory.",
             )
         return kv_memory // per_block
+
+
+def _settle(found: FoundModel) -> None:
+    """Return what loading has freed, and move weights of torch to huge pages; the native kernels' are there already."""
+    if found.device.type == "cpu":
+        return_freed_memory()
+        if not found.backend.native:
+            use_huge_pages()
 
 
 def _rounded_up(size: int) -> str:
