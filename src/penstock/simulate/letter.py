@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.messages import Message
 from penstock.domain.span import NetworkJob, PackedHidden
@@ -12,16 +14,14 @@ from penstock.simulate.hollow import HollowHidden
 THIN_BYTES = 4  # of a row that stands for one of any width
 
 
+@dataclass(slots=True)
 class Letter:
     """Its length is what it would have on the wire. width, dtype: of the hidden states whose numbers it lacks; else 0."""
 
-    __slots__ = ("data", "dtype", "size", "width")
-
-    def __init__(self, data: Bytes, size: int, width: int = 0, dtype: HiddenFormat = "float32") -> None:
-        self.data = data
-        self.size = size
-        self.width = width
-        self.dtype = dtype
+    data: Bytes
+    size: int
+    width: int = 0
+    dtype: HiddenFormat = "float32"
 
     @classmethod
     def of(cls, data: Bytes) -> Letter:
