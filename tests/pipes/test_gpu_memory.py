@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from penstock.config.engine import EngineConfig
-from penstock.errors import NotEnoughMemory
+from penstock.errors import DeviceUnavailable, NotEnoughMemory
 from penstock.model.backend import Backend
 from penstock.model.batch import BatchPiece
 from penstock.model.largest_pass import run_largest_pass
 from penstock.pipes import gpu_memory, model_manager
 from penstock.pipes.gpu_memory import allocate_kv
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.model_manager import ModelManager, pick_device
 from tests.parity.tiny_models import KINDS, LAYERS, make
 from tests.triton_device import device as device
 
@@ -80,6 +80,15 @@ def test_the_share_of_a_gpu_is_of_all_its_memory(small_model_folder: Path, monke
     with pytest.raises(NotEnoughMemory, match=r"gpu_memory = 0\.5 leaves") as caught:
         ModelManager(EngineConfig(gpu_memory=0.5)).kv_blocks(found, None, None, None)
     assert "--gpu-memory" in caught.value.hint
+
+
+def test_a_card_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(DeviceUnavailable, match=r"There is no cuda:2\.") as caught:
+        pick_device("cuda:2")
+    assert "cuda:0 to cuda:1" in caught.value.hint
 
 
 def test_the_largest_pass_runs_on_nothing_and_leaves_nothing_behind(small_model_folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from penstock.config.checks import check_device
 from penstock.config.node import DEFAULT_MODEL as DEFAULT_MODEL
 from penstock.domain.topology import LayerRange
 from penstock.errors import ConfigError, RequestError
@@ -41,9 +42,22 @@ QuantOption = Annotated[
     Literal["none", "fp8", "int8", "int4"],
     typer.Option("--quant", help="What 16- and 32-bit weights are rounded to when they are loaded; fp8 needs a CUDA GPU."),
 ]
+
+
+def parse_device(device: str) -> str:
+    with wrong_usage("--device"):
+        check_device(device)
+    return device
+
+
 DeviceOption = Annotated[
-    Literal["auto", "cpu", "cuda", "mps"],
-    typer.Option("--device", help="Where to compute; auto takes a GPU if there is one."),
+    str,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        callback=parse_device,
+        help="Where to compute: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.",
+    ),
 ]
 SegmentsOption = Annotated[
     str | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from penstock.config.kinds import format_value
 from penstock.errors import ConfigError
@@ -10,6 +11,11 @@ from penstock.errors import ConfigError
 
 def unusable(name: str, value: object, hint: str) -> ConfigError:
     return ConfigError(f"{name} = {format_value(value)} cannot be used.", hint=hint)
+
+
+def check_device(device: str) -> None:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
+        raise unusable("device", device, "Use auto, cpu, cuda, cuda:1 or mps.")
 
 
 def check_whole(name: str, value: object, *, minimum: int) -> None:

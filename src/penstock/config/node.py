@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from penstock.config.checks import check_seconds, check_whole, is_address, unusable
+from penstock.config.checks import check_device, check_seconds, check_whole, is_address, unusable
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import format_value
 from penstock.config.network import NAME, NetworkConfig
@@ -55,8 +55,7 @@ class HostedModelConfig:
     def __post_init__(self) -> None:
         if not self.id.strip():
             raise ConfigError("The id of a hosted model is empty.", hint="Give a name from `penstock models list`.")
-        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):
-            raise unusable("device", self.device, "Use auto, cpu, cuda, cuda:1 or mps.")
+        check_device(self.device)
         if self.dtype not in DTYPES:
             raise unusable("dtype", self.dtype, f"Use one of: {', '.join(DTYPES)}.")
         if self.quant not in QUANTS:

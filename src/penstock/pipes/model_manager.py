@@ -351,6 +351,8 @@ def pick_device(device: str) -> torch.device:
         raise ConfigError(f"Unknown device '{device}'.", hint="Use auto, cpu, cuda, cuda:1 or mps.") from None
     if found.type == "cuda" and not torch.cuda.is_available():
         raise DeviceUnavailable("No CUDA device is available.", hint="Use device=cpu, or install a CUDA build of torch.")
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise DeviceUnavailable(f"There is no {found}.", hint=f"Use cuda, or cuda:0 to cuda:{torch.cuda.device_count() - 1}.")
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise DeviceUnavailable("No Apple GPU is available.", hint="Use device=cpu.")
     return found
