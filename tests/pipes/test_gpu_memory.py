@@ -14,6 +14,7 @@ from penstock.errors import DeviceUnavailable, NotEnoughMemory
 from penstock.model.backend import Backend
 from penstock.model.batch import BatchPiece
 from penstock.model.largest_pass import run_largest_pass
+from penstock.model.memory import available_memory, untaken_memory
 from penstock.pipes import gpu_memory, model_manager
 from penstock.pipes.gpu_memory import allocate_kv
 from penstock.pipes.model_manager import ModelManager, pick_device
@@ -29,7 +30,8 @@ def test_kv_gets_what_the_largest_pass_leaves(
     config = EngineConfig(chunk=8, idle_chunk=24, crowd_chunk=8, max_sequences=3, block_size=4)
     manager = ModelManager(config)
     monkeypatch.setattr(model_manager, "choose_backend", lambda *_, **__: Backend(triton=True))
-    monkeypatch.setattr(gpu_memory, "within_share", lambda *_: 1 << 22)
+    monkeypatch.setattr(gpu_memory, "untaken_memory", lambda device: 2 << 22)
+    monkeypatch.setattr(gpu_memory, "total_memory", lambda device: 10 << 22)  # of which gpu_memory leaves a tenth
     caplog.set_level("INFO", "penstock.memory")
     found = manager.load(str(tmp_path), dtype="float32", device=device.type, segments=[(0, 2), (2, LAYERS)])
     footprint = manager.footprint(found)
@@ -89,6 +91,15 @@ def test_a_card_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
     with pytest.raises(DeviceUnavailable, match=r"There is no cuda:2\.") as caught:
         pick_device("cuda:2")
     assert "cuda:0 to cuda:1" in caught.value.hint
+
+
+def test_what_torch_keeps_of_freed_memory_can_be_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So layers fit where others were dropped a moment ago."""
+    figures = {"mem_get_info": (10, 100), "memory_reserved": 60, "memory_allocated": 45}
+    for name, figure in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, figure=figure: figure)
+    assert available_memory(torch.device("cuda", 1)) == 25
+    assert untaken_memory(torch.device("cuda", 1)) == 10
 
 
 def test_the_largest_pass_runs_on_nothing_and_leaves_nothing_behind(small_model_folder: Path) -> None:

@@ -50,14 +50,19 @@ def _collapse_pages() -> None:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can be allocated on the device now."""
+    """Bytes that can be allocated on the device now. On a CUDA GPU, also those that torch keeps of what was freed."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return untaken_memory(device) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     found = _meminfo()
     limit, used = _cgroup("memory.max"), _cgroup("memory.current")
     if limit is not None and used is not None:
         found = min(found, max(limit - used, 0))
     return found
+
+
+def untaken_memory(device: torch.device) -> int:
+    """Bytes of a CUDA GPU that no program has taken, this one included."""
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def total_memory(device: torch.device) -> int:

@@ -11,7 +11,7 @@ import torch
 from penstock.config.engine import EngineConfig
 from penstock.model.ends import EndModel
 from penstock.model.largest_pass import run_largest_pass
-from penstock.model.memory import available_memory, total_memory
+from penstock.model.memory import total_memory, untaken_memory
 from penstock.pipes.footprint import MIN_BLOCKS, Footprint
 
 if TYPE_CHECKING:
@@ -40,11 +40,13 @@ def give_rest_to_kv(
     blocks: what each layer has now.
     """
     spec, device = segments[0].spec, segments[0].device
+    torch.cuda.empty_cache()  # what loading has left; without CUDA it does nothing
     run_largest_pass(
         spec, segments, ends, device, tokens=config.max_pass_tokens, rows=config.max_sequences, block=config.block_size
     )
     each = footprint.kv_block * sum(segment.layers.size for segment in segments)
-    fitting = blocks + within_share(available_memory(device), device, config.gpu_memory) // each
+    # what the pass has used stays with torch, and so is not counted
+    fitting = blocks + within_share(untaken_memory(device), device, config.gpu_memory) // each
     allocate_kv(segments, min(fitting, footprint.max_blocks), least=MIN_BLOCKS)
     tokens = min(segment.kv_blocks for segment in segments) * config.block_size
     logger.info("%s: KV memory for %d tokens on %s (gpu_memory = %g)", name, tokens, device, config.gpu_memory)
@@ -55,7 +57,7 @@ def allocate_kv(segments: Sequence[TritonModel], blocks: int, *, least: int) -> 
     while True:
         for segment in segments:
             segment.allocate_kv(0)
-        torch.cuda.empty_cache()  # without CUDA it does nothing
+        torch.cuda.empty_cache()
         try:
             for segment in segments:
                 segment.allocate_kv(blocks)
