@@ -62,6 +62,8 @@ def test_the_walk_through_three_machines(tmp_path: Path, default_model_folder: P
                     assert home.servers["laptop"].leave() == 0
                 until_ready(home.servers["desk"])
             shown = home.step(machine, command)
+            if command.startswith("penstock serve") and machine == "desk":
+                assert "Layers 10:30 of smollm2-135m are missing." in home.step(machine, "penstock network status")
             if "France" in command:
                 assert "Paris" in shown
             if "network status" in command:
