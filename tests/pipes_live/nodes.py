@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -152,10 +153,20 @@ class Node:
         found: Json = self.pipe()["route"] or {"state": "none", "hops": []}
         return found
 
-    def metric(self, name: str) -> float:
-        """The sum over all labels."""
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum over all that have these labels."""
         text = self._get("/metrics").decode()
-        return sum(float(value) for value in re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE))
+        found = re.findall(rf"^{name}(?:{{([^}}]*)}})? (\S+)$", text, re.MULTILINE)
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(float(value) for has, value in found if all(one in has for one in wanted))
+
+    def ready(self) -> int:
+        """The status of `/ready`."""
+        try:
+            self._get("/ready")
+        except urllib.error.HTTPError as refused:
+            return refused.code
+        return 200
 
     def own_segments(self) -> list[Json]:
         return [segment for segment in self.pipe()["segments"] if segment["node"] == self.name]
