@@ -65,7 +65,10 @@ class HostedRoute:
 
     def successor(self, layer: int) -> str:
         """The node that comes after the leg that ends at this layer."""
-        return next(leg.successor for leg in self.legs.values() if leg.layers.end == layer)
+        for leg in self.legs.values():
+            if leg.layers.end == layer:
+                return leg.successor
+        raise AssertionError(f"no leg of the route {self.id} ends at layer {layer}")
 
 
 class RouteHost:
@@ -91,6 +94,7 @@ class RouteHost:
         self._width = width
         self._clock = clock
         self._heartbeat = heartbeat or Heartbeat(clock)
+        self._reordering: set[RouteId] = set()  # routes of which NetworkJobs are held back for earlier ones
         self._received: dict[str, int] = {}  # bytes of NetworkJobs by the node that sent them
 
     def open(self, sender: str, request: OpenRoute) -> RouteOffer:
@@ -121,6 +125,7 @@ class RouteHost:
         return RouteOffer(route, blocks=self._granted(self.routes[route]), credits=CREDITS)
 
     def close(self, route: RouteId) -> None:
+        self._reordering.discard(route)
         if self.routes.pop(route, None) is not None:
             for stage in self._stages.values():
                 stage.close(route)
@@ -209,23 +214,26 @@ class RouteHost:
         return False
 
     def overdue(self) -> list[NetworkJob]:
+        if not self._reordering:
+            return []
         now = self._clock()
         return [
             job
             for route in self.routes.values()
+            if route.id in self._reordering
             for arrivals in route.arrivals.values()
-            if arrivals.waiting
             for job in self._count_jobs(route, arrivals.overdue(now))
         ]
 
     @property
     def reordering(self) -> bool:
         """Whether NetworkJobs are held back for earlier ones."""
-        return any(arrivals.waiting for route in self.routes.values() for arrivals in route.arrivals.values())
+        return bool(self._reordering)
 
     def count_pending(self, by_sender: dict[str, int]) -> None:
         """Add the bytes of NetworkJobs that are held back for earlier ones."""
-        for route in self.routes.values():
+        for held in self._reordering:
+            route = self.routes[held]
             for start, arrivals in route.arrivals.items():
                 if arrivals.waiting:
                     sender = route.legs[start].predecessor
@@ -392,6 +400,11 @@ class RouteHost:
         return len(self._waiting.keys() - {route.origin for route in self.routes})
 
     def _count_jobs(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:
+        """Count NetworkJobs that can be run now, and note whether others still wait."""
         ready = list(jobs)
         route.jobs_here += len(ready)
+        self._reordering.discard(route.id)
+        for arrivals in route.arrivals.values():
+            if arrivals.waiting:
+                self._reordering.add(route.id)
         return ready

@@ -54,6 +54,7 @@ class Stage:
     ) -> None:
         """windows: of the groups that the layers of the whole model are in. context: of the model, in tokens."""
         self.segment = segment
+        self.name = str(segment.layers)  # for statistics
         self._block_size = block_size
         self._windows = windows
         self._context = context

@@ -25,6 +25,7 @@ from penstock.errors import PenstockError
 from penstock.model.upload import pick_rows
 from penstock.pipes.hidden import unpack
 
+SENT = Facts()  # nothing that is known about it makes a difference
 PASSES = (JobState.PROCESS_LAYERS, JobState.HEAD)  # what is done for a batch at once; the rest is done for each visit
 
 
@@ -91,7 +92,7 @@ class JobProcessor:
         state = batch[0].state
         action, gone = self._actions[state], batch
         try:
-            for part in [batch] if state in PASSES else [[visit] for visit in batch]:
+            for part in [batch] if len(batch) == 1 or state in PASSES else [[visit] for visit in batch]:
                 try:
                     action(part)
                 except Exception as error:
@@ -146,8 +147,8 @@ class JobProcessor:
         stage, layers = part
         with context.heartbeat.in_pass(stage.expected_seconds(jobs)), _Timed(context, batch) as timed:
             failure = stage.run(jobs, layers)
-        name = str(stage.segment.layers)
-        context.stats.stages[name] = context.stats.stages.get(name, 0.0) + timed.elapsed
+        seconds = context.stats.stages
+        seconds[stage.name] = seconds.get(stage.name, 0.0) + timed.elapsed
         if failure is not None:
             self._on_failed_pass(batch, failure.trace)
             for job, span, error in failure.failed:
@@ -179,7 +180,7 @@ class JobProcessor:
             self._context.pipe.send_job(self._context.successor(job), job)
             self._context.host.on_handed_over(job)
             self._context.origin.on_handed_over(job)
-            visit.state = next_state(JobState.SEND, Facts())
+            visit.state = next_state(JobState.SEND, SENT)
 
     def _validate(self, batch: list[Visit]) -> None:
         """Send arrivals with layers left to PROCESS_LAYERS. Of a returned NetworkJob, decodes and the ends of prompts go to HEAD;

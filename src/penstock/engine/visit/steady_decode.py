@@ -141,7 +141,7 @@ class SteadyDecode:
                 return False
             found = [replica for replica in replicas if replica is not None]
             batch = Batch(starts, np.ones(len(seqs), dtype=np.int64), padded([one.table for one in found], spare))
-            stages.append(_StageColumns(str(part.stage.segment.layers), part, lease, found, batch))
+            stages.append(_StageColumns(part.stage.name, part, lease, found, batch))
         self._seqs, self._rows, self._starts, self._stages = seqs, rows, starts, stages
         self._changes, self._steps, self._since_scheduled = sequences.changes, context.stats.steps, 0
         return True

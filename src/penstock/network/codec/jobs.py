@@ -147,7 +147,9 @@ def _columns(spans: list[Span]) -> tuple[Any, ...]:
 
 def _packed(numbers: Sequence[int]) -> bytes:
     largest = max(numbers)
-    width = 1
+    if largest < 256:
+        return bytes(numbers)
+    width = 2
     while largest >> 8 * width:
         width *= 2
     return struct.pack(f"<{len(numbers)}{WIDTHS[width]}", *numbers)
@@ -173,7 +175,9 @@ def _unpacked(column: int | bytes, count: int) -> Sequence[int]:
     width = len(column) // max(1, count)
     if width * count != len(column) or (count and width not in WIDTHS):
         raise Inconsistent(f"a column of {count} numbers cannot have {len(column)} bytes")
-    numbers = struct.unpack(f"<{count}{WIDTHS[width]}", column) if count else ()
+    if width < 2:
+        return column  # bytes are numbers below 256
+    numbers = struct.unpack(f"<{count}{WIDTHS[width]}", column)
     if width == MAX_WIDTH and max(numbers) >= MAX_COUNT:
         raise Inconsistent(f"a number of a Span is not below {MAX_COUNT}")
     return numbers
