@@ -4,7 +4,8 @@
 - HTTP: tokens per second of 32 streams over HTTP, against the same chats given to `penstock.LLM` in a process of its own. The
   clients are another process on the same cores.
 - neighbour: the same streams over HTTP, quiet and while another process keeps one core's worth of a core busy.
-- memory: resident memory of the server while requests of ever new sizes come, some at once.
+- memory: resident memory of the server while requests of ever new sizes come, some at once. Its KV memory holds what these
+  need at once and no more: it is kept for prompts that begin alike, so without a limit it fills up as long as new texts come.
 
 HTTP and neighbour take turns, round by round.
 """
@@ -30,6 +31,7 @@ from traffic import Chat, equal_chats, words
 
 MAX_START_S, MIN_HTTP, MIN_BESIDE, MAX_RESIDENT, MAX_GROWTH = 2.5, 0.85, 0.4, 500e6, 1.05
 AT_ONCE = 8
+KV_MEMORY = "64MB"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ def measure(plan: MachinePlan) -> dict[str, Any]:
                 say("   ".join(f"{name} {speed:.0f} tokens/s" for name, speed in found.items()))
                 for name, speed in found.items():
                     speeds[name].append(speed)
-    with Server(plan.penstock, plan.model, threads=plan.threads) as server:
+    with Server(plan.penstock, plan.model, ["--kv-memory", KV_MEMORY], threads=plan.threads) as server:
         resident = _resident_over_requests(server, plan)
     return {"streams": plan.streams, "starts": starts, "speeds": speeds, "resident": resident}
 
@@ -142,7 +144,7 @@ def show(results: dict[str, Any]) -> str:
         [f"{streams} streams over HTTP beside a busy process, tokens/s", spread(speeds["beside"], ",.0f"), "–"],
         ["beside a busy process ÷ quiet", *_judged(beside, ".2f", "×", at_least=MIN_BESIDE)],
         [
-            "resident memory, MB, by answered requests",
+            f"resident memory with `--kv-memory {KV_MEMORY}`, MB, by answered requests",
             ", ".join(f"{n}: {size / 1e6:.0f}" for n, size in resident.items()),
             f"≤ {MAX_RESIDENT / 1e6:.0f} MB {mark(max(sizes) <= MAX_RESIDENT)}",
         ],
