@@ -20,7 +20,7 @@ from penstock import LLM, SamplingParams
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
 from penstock.errors import ConfigError, CorruptWeights
-from penstock.kernels.packed import natural_kind
+from penstock.kernels.packed import PackedMatrix, natural_kind
 from penstock.kernels.structs import SourceType
 from penstock.model.backend import VARIABLE
 from penstock.model.batch import BatchPiece
@@ -206,6 +206,22 @@ def test_the_predicted_size_is_what_is_taken(quant: str, llama: Path) -> None:
     names = [*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down"))]
     taken = sum(weights.matrix(name).data.nbytes for name in names) + 2 * 4 * SIZES["hidden_size"]
     assert packing.layer_bytes(0) == taken
+
+
+def test_the_weights_of_a_segment_lie_together_and_apart_from_those_of_another(llama: Path) -> None:
+    """So that the memory of a segment that is dropped is free."""
+
+    def mapping(matrix: PackedMatrix) -> int:
+        data = matrix.data
+        while isinstance(data.base, np.ndarray):
+            data = data.base
+        return id(data.base)
+
+    layers = read_spec(llama).num_layers
+    segments = load(llama, segments=[(0, 1), (1, layers)]).segments
+    found = [{mapping(layer.output) for layer in segment._packed.layers} for segment in segments]
+    assert [len(each) for each in found] == [1, 1]
+    assert found[0] != found[1]
 
 
 # ---- what computes, and why ----

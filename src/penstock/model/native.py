@@ -17,6 +17,7 @@ from penstock.domain.topology import LayerRange
 from penstock.kernels.library import KernelContext, SpanColumns, floats
 from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMlp, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
+from penstock.kernels.weight_memory import WeightMemory
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.ends import REFINED_CANDIDATES, EndModel
 from penstock.model.packing import Floats, PackedTensors, Packing
@@ -77,12 +78,13 @@ class NativeModel:
         shape = (blocks * block_size, 2, spec.kv_heads, spec.head_dim)
         memory = [np.zeros(shape, np.uint16) for _ in range(1 + max(places))]  # takes none until written
         packed: list[PackedLayer] = []
+        weight_memory = WeightMemory()  # of this segment, so that it goes with it
         hashes = hashlib.sha256()
         ready = all(packing.is_ready(files, index) for index in layers.layers())
         doing = "Loading layers" if ready else f"Rounding layers to {packing.quant}"
 
         def read(index: int) -> tuple[PackedLayer, bytes]:
-            weights, digest = packing.read_layer(files, index)
+            weights, digest = packing.read_layer(files, index, weight_memory)
             kv = memory[places[index - layers.start]]
             return _layer(spec, index, weights, self._ropes.index(spec.rope_of(index)), kv), digest
 

@@ -43,12 +43,10 @@ class Packing:
     """How the weights of one model folder are packed: as they are stored, or rounded to 8 or 4 bits.
 
     precision: the name of the result: "int8", "int4", or the type that most numbers are stored in, such as "q4_1".
-    memory: for weights that are packed anew at every start.
     """
 
     def __init__(self, spec: ModelSpec, folder: Path, quant: str) -> None:
         self.quant = quant
-        self.memory = WeightMemory()
         self._spec = spec
         self._types = _stored_types(folder)
         self._unknown = _declared_type(folder)  # of a tensor that is not here yet
@@ -77,19 +75,23 @@ class Packing:
     def tensor_bytes(self, name: str, shape: tuple[int, ...]) -> int:
         return packed_bytes(self.kind(name), *shape) if len(shape) == 2 else 4 * math.prod(shape)
 
-    def read(self, files: WeightFiles, shapes: Shapes, prefix: str = "") -> tuple[PackedTensors, bytes]:
-        """The named tensors, to be packed, and their digest. prefix: what their names are shortened by.
+    def read(
+        self, files: WeightFiles, shapes: Shapes, prefix: str = "", memory: WeightMemory | None = None
+    ) -> tuple[PackedTensors, bytes]:
+        """The named tensors, to be packed, and their digest.
 
+        prefix: what their names are shortened by.
+        memory: where to pack them; None for memory of their own.
         Weights that are rounded are kept on disk and mapped from there the next time.
         """
         if not self._types.keys() >= shapes.keys():
             self._types |= _stored_types(files.folder)  # they may have come since, from other nodes or from the model's makers
         if self.quant == "none":
-            return self._read_stored(files, shapes, prefix)
+            return self._read_stored(files, shapes, prefix, memory)
         path, identity = self._path(files, prefix), self._identity(files, shapes)
         found = PackedFile.open(path, identity)
         if found is None:
-            stored, digest = self._read_stored(files, shapes, prefix)
+            stored, digest = self._read_stored(files, shapes, prefix, memory)
             sizes = {name: self.tensor_bytes(name, shape) for name, shape in shapes.items()}
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +103,19 @@ class Packing:
                 return stored, digest
         return MappedTensors(self, prefix, shapes, found), found.digest
 
-    def read_layer(self, files: WeightFiles, index: int) -> tuple[PackedTensors, bytes]:
-        return self.read(files, layer_shapes(self._spec, index), layer_prefix(self._spec, index))
+    def read_layer(self, files: WeightFiles, index: int, memory: WeightMemory | None = None) -> tuple[PackedTensors, bytes]:
+        return self.read(files, layer_shapes(self._spec, index), layer_prefix(self._spec, index), memory)
 
     def is_ready(self, files: WeightFiles, index: int) -> bool:
         """Whether a layer need not be rounded first, as far as can be told without reading it."""
         return self.quant == "none" or self._path(files, layer_prefix(self._spec, index)).exists()
 
-    def _read_stored(self, files: WeightFiles, shapes: Shapes, prefix: str) -> tuple[StoredTensors, bytes]:
+    def _read_stored(
+        self, files: WeightFiles, shapes: Shapes, prefix: str, memory: WeightMemory | None
+    ) -> tuple[StoredTensors, bytes]:
         tensors, hashed = files.read_hashed(shapes)
         hashes = {tensor.name: tensor.sha256 for tensor in hashed}
-        return StoredTensors(self, prefix, tensors, hashes, files.blocks), digest(hashed)
+        return StoredTensors(self, prefix, tensors, hashes, files.blocks, memory or WeightMemory()), digest(hashed)
 
     def _path(self, files: WeightFiles, prefix: str) -> Path:
         folder = hashlib.sha256(os.fsencode(files.folder.absolute())).hexdigest()[:16]
@@ -173,19 +177,26 @@ class StoredTensors(PackedTensors):
     """Packed one by one out of the model's files: nothing stays a view of a file."""
 
     def __init__(
-        self, packing: Packing, prefix: str, tensors: Mapping[str, Tensor], hashes: Mapping[str, str], blocks: Blocks
+        self,
+        packing: Packing,
+        prefix: str,
+        tensors: Mapping[str, Tensor],
+        hashes: Mapping[str, str],
+        blocks: Blocks,
+        memory: WeightMemory,
     ) -> None:
         super().__init__(packing, prefix, {name: tuple(tensor.shape) for name, tensor in tensors.items()})
         self._tensors = tensors
         self._hashes = hashes
         self._blocks = blocks
+        self._memory = memory
 
     def vector(self, name: str) -> Floats:
         found: Floats = self._tensors[self._prefix + name].float().numpy().copy()
         return found
 
     def _packed(self, name: str) -> Bytes:
-        data = self._packing.memory.take(self._packing.tensor_bytes(name, self._shapes[name]))
+        data = self._memory.take(self._packing.tensor_bytes(name, self._shapes[name]))
         self.write(name, data)
         return data
 
