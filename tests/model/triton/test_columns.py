@@ -8,7 +8,7 @@ import torch
 
 from penstock.model.batch import Batch
 from penstock.model.triton.columns import side_by_side, upload_columns
-from penstock.model.triton.graphs import StepInputs
+from penstock.model.triton.graphs import StepGraphs, StepInputs
 
 CPU, SIZE = torch.device("cpu"), 4
 
@@ -59,3 +59,21 @@ def test_segments_whose_tables_are_side_by_side_find_their_own_blocks(groups: in
                 found = own.tables[group:][span * int(own.stride) + np.arange(3) * own.groups]
                 wanted = alone.tables[group:][span * int(alone.stride) + np.arange(3) * alone.groups]
                 assert torch.equal(found, wanted)
+
+
+def test_a_step_that_cannot_be_captured_is_computed_without_a_graph(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    graphs = StepGraphs(StepInputs(CPU, kv_heads=2, block_size=SIZE))
+    batch = Batch(np.array([3, 5]), np.ones(2, dtype=np.int64), np.array([[1, 2], [3, 4]], dtype=np.int32))
+    attempts = []
+
+    def capture(*_: object) -> None:
+        attempts.append(1)
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(StepGraphs, "_capture", capture)
+    found = [graphs.run(lambda inputs, columns, rows: inputs.ids[:rows] * 2, batch, ids=[7, 8]).tolist() for _ in range(4)]
+    assert found == [[14, 16]] * 4
+    assert len(attempts) == 1
+    assert "not permitted" in caplog.text

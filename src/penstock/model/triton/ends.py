@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,7 +70,7 @@ class TritonEndModel(EndModel):
     @torch.inference_mode()
     def compute_norm(self, hidden: Tensor) -> Tensor:
         with on_device(self.device):
-            rows = hidden.to(torch.float32, memory_format=torch.contiguous_format)
+            rows = hidden.to(self.device, torch.float32, memory_format=torch.contiguous_format)
             return add_norm(rows, None, self._norm, self.spec.norm_eps, torch.float32)
 
     @torch.inference_mode()
@@ -87,8 +88,9 @@ class TritonEndModel(EndModel):
         return residual.norm(self._norm, self.spec.norm_eps, torch.float32)
 
     def decoder(self, segments: Sequence[Segment]) -> LocalDecoder | None:
-        if self._decoder is not None and self._decoder.segments == segments:
+        if self._decoder is not None and self._decoder.takes(segments):
             return self._decoder
+        self._decoder = None
         ours = [one for one in segments if isinstance(one, TritonModel) and one.capturable and one.device == self.device]
         if len(ours) < len(segments) or not _cover([one.layers for one in ours], self.spec.num_layers):
             return None
@@ -105,16 +107,21 @@ def _cover(ranges: Sequence[LayerRange], layers: int) -> bool:
 class LocalDecoder:
     """A StepDecoder for a whole model on one card: embedding, layers, head and choice without the host in between.
 
-    The layers may be in several segments, each with blocks of its own.
+    The layers may be in several segments, each with blocks of its own. It keeps neither these nor the ends on the card: it is
+    only used while others have them.
     """
 
     def __init__(self, segments: Sequence[TritonModel], ends: TritonEndModel) -> None:
-        self.segments = segments
-        self._ends = ends
+        self._segments = [weakref.ref(one) for one in segments]
+        self._ends: TritonEndModel = weakref.proxy(ends)
         self._device = ends.device
         self._groups = ends.spec.kv_groups.count  # of each segment
-        self.graphs = StepGraphs(segments[0].step_inputs(len(segments)), self._step)
+        self.graphs = StepGraphs(segments[0].step_inputs(len(segments)))
         self._logits = torch.empty(0, ends.spec.vocab, device=self._device)
+
+    def takes(self, segments: Sequence[Segment]) -> bool:
+        """Whether it was made for these segments."""
+        return [one() for one in self._segments] == list(segments)
 
     def fits(self, batch: Batch) -> bool:
         return self.graphs.inputs.fits(batch)
@@ -125,7 +132,7 @@ class LocalDecoder:
     @torch.inference_mode()
     def launch(self, batches: Sequence[Batch], ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         with on_device(self._device):
-            logits = self.graphs.run(side_by_side(batches, self._groups), ids=ids)
+            logits = self.graphs.run(self._step, side_by_side(batches, self._groups), ids=ids)
             chosen = self.graphs.inputs.ids[: len(rows)]
             if all(row.plain for row in rows):
                 return PendingSamples(chosen, (), None)
@@ -139,7 +146,9 @@ class LocalDecoder:
             self._logits = torch.empty(max(rows, 2 * len(self._logits)), self._ends.spec.vocab, device=self._device)
         logits, ids = self._logits[:rows], inputs.ids[:rows]
         residual = Residual(self._ends.embed(ids.clamp(min=0)))
-        for number, segment in enumerate(self.segments):
+        for number, reference in enumerate(self._segments):
+            segment = reference()
+            assert segment is not None, "the caller has them"
             segment.advance(residual, columns.of_part(number * self._groups, self._groups))
         logits.copy_(self._ends.compute_head(self._ends.final_norm(residual)))
         best, at = logits.max(dim=-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_ROWS = SIZES[-1]
 MAX_ENTRIES = 1 << 20  # of the block tables of a step; longer ones are computed without a graph
 MAX_GRAPHS = 40  # that are kept: each takes some megabytes on the card
+
+logger = logging.getLogger("penstock.memory")
 
 Body = Callable[["StepInputs", PassColumns, int], Tensor]
 
@@ -95,38 +98,43 @@ class StepInputs:
 
 
 class StepGraphs:
-    """body: computes a step from its inputs; what it returns lies at the same place after every step of that size."""
+    """Computes steps by replaying them. It does not keep what it computes them with: that would keep its memory on the card."""
 
-    def __init__(self, inputs: StepInputs, body: Body) -> None:
+    def __init__(self, inputs: StepInputs) -> None:
         self.inputs = inputs
-        self._body = body
         self._graphs: OrderedDict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
         self._seen: set[tuple[int, int]] = set()
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
         self.capturing = True  # False computes every step without a graph
 
-    def run(self, batch: Batch, *, ids: Sequence[int] | None = None, hidden: Tensor | None = None) -> Tensor:
-        """Compute a step, and return the rows of the batch: they lie where the next step will write."""
+    def run(self, body: Body, batch: Batch, *, ids: Sequence[int] | None = None, hidden: Tensor | None = None) -> Tensor:
+        """Compute a step, and return the rows of the batch: they lie where the next step will write.
+
+        body: computes a step from its inputs, always the same way; what it returns lies at the same place after every step of
+            that size.
+        """
         count = len(batch)
         key = self.inputs.fill(batch, ids)
         if hidden is not None:
             self.inputs.hidden[:count].copy_(hidden)
-        return self._step(*key)[:count]
+        return self._step(body, *key)[:count]
 
-    def _step(self, rows: int, splits: int) -> Tensor:
+    def _step(self, body: Body, rows: int, splits: int) -> Tensor:
         key = rows, splits
         found = self._graphs.get(key)
         if found is None:
             if key not in self._seen or not self.capturing:
                 self._seen.add(key)  # its first step is computed without a graph, which compiles what the graph will need
-                return self._body(self.inputs, self.inputs.columns(rows, splits), rows)
+                return body(self.inputs, self.inputs.columns(rows, splits), rows)
             try:
-                found = self._graphs[key] = self._capture(rows, splits)
-            except torch.OutOfMemoryError:
+                found = self._graphs[key] = self._capture(body, rows, splits)
+            except RuntimeError as error:  # as torch calls a lack of memory, and what a card cannot capture
+                logger.warning("steps of %d rows could not be captured, and are computed without a graph: %s", rows, error)
                 self.capturing = False  # what is captured stays; other sizes are slower, but need less
+            if found is None:
                 torch.cuda.empty_cache()
-                return self._step(rows, splits)
+                return self._step(body, rows, splits)
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
@@ -134,7 +142,7 @@ class StepGraphs:
         graph.replay()
         return out
 
-    def _capture(self, rows: int, splits: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, body: Body, rows: int, splits: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -144,7 +152,7 @@ class StepGraphs:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may use the card meanwhile
             try:
-                out = self._body(self.inputs, self.inputs.columns(rows, splits), rows)
+                out = body(self.inputs, self.inputs.columns(rows, splits), rows)
             finally:
                 graph.capture_end()
         return graph, out

@@ -27,7 +27,13 @@ from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
 
 WHOLE_FROM = 1024  # tokens from which torch's own attention over a chunk that begins a text is faster
-WHOLE_BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+# All of them, and only their order is ours: torch keeps the choice for the whole process, and another thread may be computing.
+WHOLE_BACKENDS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class Residual:
@@ -94,7 +100,7 @@ class TritonModel:
         half = dtype in (torch.bfloat16, torch.float16)
         self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
         self.capturable = device.type == "cuda"
-        self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden), self._captured)
+        self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden))
 
         self.allocate_kv(kv_blocks)
 
@@ -121,7 +127,7 @@ class TritonModel:
         whole = layers is None or layers == self.layers
         with on_device(self.device):
             if self.capturable and whole and self._graphs.inputs.fits(batch):
-                return self._graphs.run(batch, hidden=hidden).clone()
+                return self._graphs.run(self._captured, batch, hidden=hidden).clone()
             columns = upload_columns(
                 batch,
                 self.block_size,
@@ -131,7 +137,9 @@ class TritonModel:
                 kv_heads=self.spec.kv_heads,
                 whole_from=self._whole_from,
             )
-            residual = Residual(hidden.to(torch.float32, copy=True, memory_format=torch.contiguous_format))
+            # from the card of the segment before, where that is another one
+            rows = hidden.to(self.device, torch.float32, copy=True, memory_format=torch.contiguous_format)
+            residual = Residual(rows)
             self.advance(residual, columns, layers)
             return residual.norm(None, self.spec.norm_eps, self.dtype)
 
