@@ -21,6 +21,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
+TRITON := $(VENV)/.triton
 READY  := $(VENV)/.kernels
 SUPPLY := .supply
 DOCS   := .docs
@@ -65,7 +66,7 @@ run: $(READY) ## Answer PROMPT with the default model (downloaded on first use)
 test: style $(READY) ## Check style and types, and run the quick tests (some seven minutes)
 	@$(MAKE) --no-print-directory --jobs 2 types quick
 
-test-slow: $(TOOLS) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
+test-slow: $(TOOLS) $(TRITON) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
 	$(BIN)/python -m pytest -m slow $(SLOW_ARGS)
 
 soak: $(TOOLS) $(READY) ## Kill and freeze nodes and servers, cut the power of a disk, search long (almost an hour)
@@ -105,6 +106,7 @@ lock: $(SUPPLY)/.installed ## Pin all dependencies with hashes, and write the SB
 	$(LOCK) --group installer --output-file requirements/pip.txt
 	$(LOCK) --group supply --output-file requirements/supply.txt
 	$(LOCK) --group docs --output-file requirements/docs.txt
+	$(LOCK) --group triton --output-file requirements/triton.txt
 	$(SUPPLY)/bin/python tools/sbom.py
 
 audit: $(SUPPLY)/.installed ## Look up known holes of all pinned packages; fails where the database cannot be reached
@@ -157,6 +159,12 @@ $(READY): $(STAMP) $(NATIVE)
 $(TOOLS): $(STAMP) requirements/dev.txt
 	@echo "Installing what tests and checks need ..."
 	@$(BIN)/python $(PINNED) requirements/dev.txt
+	@$(CHECK)
+	@touch $@
+
+$(TRITON): $(STAMP) requirements/triton.txt
+	@echo "Installing Triton, whose interpreter runs the kernels of GPUs ..."
+	@$(BIN)/python $(PINNED) requirements/triton.txt
 	@$(CHECK)
 	@touch $@
 

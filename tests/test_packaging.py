@@ -39,6 +39,7 @@ def house(tmp_path: Path) -> Path:
     script(tmp_path / ".venv/bin/penstock", 'printf "%s\\0" "$@" > said')
     (tmp_path / ".venv/.installed").touch()
     (tmp_path / ".venv/.tools").touch()
+    (tmp_path / ".venv/.triton").touch()
     (tmp_path / ".venv/.kernels").touch()
     return tmp_path
 
@@ -141,6 +142,18 @@ def test_what_a_user_runs_installs_no_tools_of_developers(house: Path, target: s
     script(house / ".venv/bin/ruff", "true")
     assert make(house, "format").returncode == 0
     assert installed(house)[-1].endswith("--require-hashes --only-binary :all: --no-deps --requirement requirements/dev.txt")
+
+
+def test_only_the_slow_tests_install_triton(house: Path) -> None:
+    script(house / ".venv/bin/python", 'echo "$@" >> installed')
+    for name in ("ruff", "mypy"):
+        script(house / ".venv/bin" / name, "true")
+    (house / ".venv/.triton").unlink()
+    assert make(house, "test").returncode == 0
+    assert installed(house) == []
+    assert make(house, "test-slow").returncode == 0
+    (triton,) = installed(house)
+    assert triton.endswith("--require-hashes --only-binary :all: --no-deps --requirement requirements/triton.txt")
 
 
 PINS = ("pip.txt", "build.txt", "runtime.txt", "torch.txt")

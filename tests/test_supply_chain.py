@@ -22,8 +22,8 @@ CONSOLE = ROOT / "src/penstock/doors/app/console/static"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 RUNTIME = [Requirement(text) for text in PYPROJECT["project"]["dependencies"]]
 DEV = [Requirement(text) for text in PYPROJECT["project"]["optional-dependencies"]["dev"]]
-SUPPLY, PIP, DOCS = (
-    [Requirement(text) for text in PYPROJECT["dependency-groups"][name]] for name in ("supply", "installer", "docs")
+SUPPLY, PIP, DOCS, TRITON = (
+    [Requirement(text) for text in PYPROJECT["dependency-groups"][name]] for name in ("supply", "installer", "docs", "triton")
 )
 BUILD = [Requirement(text) for text in PYPROJECT["build-system"]["requires"] + PYPROJECT["dependency-groups"]["build"]]
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
@@ -64,8 +64,9 @@ TORCH = pins(text("torch.txt"))
         ("supply.txt", SUPPLY),
         ("pip.txt", PIP),
         ("docs.txt", DOCS),
+        ("triton.txt", TRITON),
     ],
-    ids=["runtime", "dev", "build", "supply", "pip", "docs"],
+    ids=["runtime", "dev", "build", "supply", "pip", "docs", "triton"],
 )
 def test_every_dependency_is_pinned_to_a_version_that_pyproject_allows(name: str, wanted: list[Requirement]) -> None:
     pinned = {**pins(text(name)), **TORCH}
@@ -74,7 +75,7 @@ def test_every_dependency_is_pinned_to_a_version_that_pyproject_allows(name: str
         assert requirement.specifier.contains(version), f"{requirement}, but {name} has {version}"
 
 
-@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "build.txt", "supply.txt", "pip.txt", "docs.txt"])
+@pytest.mark.parametrize("name", ["runtime.txt", "dev.txt", "build.txt", "supply.txt", "pip.txt", "docs.txt", "triton.txt"])
 def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
     found = hashes(name)
     assert found.keys() == pins(text(name)).keys()
@@ -205,7 +206,7 @@ def test_only_a_package_that_was_looked_up_counts_as_clean(output: str, errors: 
 
 
 def test_one_file_that_could_not_be_looked_up_is_enough_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    for codes, expected in [((0, 0, 0, 0, 0), 0), ((0, 2, 0, 0, 0), 2), ((2, 1, 0, 0, 0), 1)]:
+    for codes, expected in [((0,) * 6, 0), ((0, 2, 0, 0, 0, 0), 2), ((2, 1, 0, 0, 0, 0), 1)]:
         answers = iter(codes)
         monkeypatch.setattr(audit, "audit", lambda file, answers=answers: (next(answers), file))
         assert audit.main() == expected

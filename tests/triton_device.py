@@ -15,7 +15,7 @@ if not torch.cuda.is_available():
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     if importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
+        pytest.skip("Triton is not installed: `make test-slow` does that on Linux")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -18,6 +18,7 @@ FILES = (
     "requirements/torch.txt",
     "requirements/supply.txt",
     "requirements/docs.txt",
+    "requirements/triton.txt",
 )
 # Holes that no version is without, and why they do not matter here. Remove them when there is one.
 ACCEPTED = {

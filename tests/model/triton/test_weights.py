@@ -63,7 +63,7 @@ def logits(pipeline: Pipeline, device: torch.device) -> list[torch.Tensor]:
     if device.type == "cuda":
         return pipeline.in_ragged_batches(TEXTS, random.Random(1))
     text, blocks = TEXTS[0], range(1, 5)
-    cuts = [(0, 2), (2, 3)]
+    cuts = [(0, 1), (1, 2)]
     return [pipeline.step([(text[start:end], start, blocks)])[0] for start, end in cuts]
 
 
@@ -77,8 +77,10 @@ def check(found: Pipeline, wanted: Pipeline, distance: float, device: torch.devi
 @pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
 def test_logits_are_those_of_the_rounded_numbers(quant, family, device, native, tmp_path) -> None:
     if device.type != "cuda" and family == "qwen3_moe" and quant != "fp8":
-        pytest.skip("the interpreter takes minutes for it; tests/kernels/triton has experts with codes")
+        pytest.skip("there is no CUDA device; Triton's interpreter computes experts with codes in tests/kernels/triton")
     sizes = {"intermediate_size": 80 if family == "qwen2" else 96, "moe_intermediate_size": 64}
+    if device.type != "cuda":
+        sizes["num_hidden_layers"] = 1
     folder = write_model(tmp_path / "model", family, **sizes)
     spec = read_spec(folder)
     packing = Fp8Packing(spec, folder) if quant == "fp8" else Packing(spec, folder, quant)
