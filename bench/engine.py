@@ -3,8 +3,10 @@
     python bench/engine.py --shape llama-8b --device cuda --batches 1,32,64,256 --prefill 512,8192
 
 Decode figures are generated tokens per second of a whole batch (64 prompt tokens, `--new` generated ones each); prefill
-figures are prompt tokens per second of one prompt. `--arrivals 64` tells how long streams wait between tokens, alone and while
-a prompt of 8,192 tokens arrives every second. Runs where only the engine's own needs are installed (torch, numpy,
+figures are prompt tokens per second of one prompt. `--context 2048` tells how fast the streams of each batch decode behind
+prompts of that length. `--long 131072 --turns 32` reads such prompts in turn, and tells the time of a token behind them and the
+memory that torch has after each. `--arrivals 64` tells how long streams wait between tokens, alone and while a prompt of 8,192
+tokens arrives every second. Runs where only the engine's own needs are installed (torch, numpy,
 safetensors, tokenizers, jinja2).
 """
 
@@ -118,6 +120,9 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=512)
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, metavar="JSON", help="SamplingParams")
     parser.add_argument("--segments", type=int, default=1, metavar="N", help="cut the layers into N segments")
+    parser.add_argument("--context", type=int, default=0, metavar="N", help="the streams of each batch behind N tokens")
+    parser.add_argument("--long", type=int, default=0, metavar="N", help="texts of N tokens in turn")
+    parser.add_argument("--turns", type=int, default=3, metavar="N", help="of --long")
     parser.add_argument("--arrivals", type=int, default=0, metavar="N", help="N streams, alone and while long prompts arrive")
     parser.add_argument("--kv-tokens", type=int, default=65536)
     parser.add_argument("--json", metavar="FILE")
@@ -132,13 +137,18 @@ def main() -> None:
         cases.append((f"{args.mixed} mixed", args.mixed, [rng.randint(32, 512) for _ in range(args.mixed)], args.new))
     cases += [(f"prefill {length}", 1, [length], 1) for length in prefills]
     rows = [measure(engine, spec, rng, name, args.rounds, *case, args.sampling) for name, *case in cases]
+    if args.context:
+        rows += [measure_decoding(engine, spec, rng, count, args.context, args.new, args.sampling) for count in batches]
+    if args.long:
+        rows += [measure_decoding(engine, spec, rng, 1, args.long, 32, args.sampling) for _ in range(args.turns)]
     arrivals = measure_arrivals(engine, spec, rng, args.arrivals, args.sampling) if args.arrivals else {}
     engine.stop()
     where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
     precision = args.dtype if args.quant == "none" else args.quant
     print(f"{args.shape} {precision} on {where}, torch {torch.__version__}")
     for row in rows:
-        print(f"{row['case']:>16}: {row['tokens_per_s']:>10,.0f} tokens/s   overhead {row['overhead']:.1%}")
+        about = f"overhead {row['overhead']:.1%}" if "overhead" in row else f"prompts {row['prompt_s']:.2f} s   {row['memory']}"
+        print(f"{row['case']:>16}: {row['tokens_per_s']:>10,.0f} tokens/s   {about}")
     for name, found in arrivals.items():
         figures = ", ".join(f"{which} {seconds * 1e3:.1f} ms" for which, seconds in found.items())
         print(f"{args.arrivals} streams {name}, between tokens: {figures}")
@@ -229,6 +239,34 @@ def measure(
     times = [run(engine, spec, rng, count, lengths, new, sampling) for _ in range(rounds)]
     overhead = 1 - (engine.stats.compute - compute) / max(engine.stats.busy - busy, 1e-9)
     return {"case": case, "tokens_per_s": tokens / statistics.median(times), "overhead": overhead, "seconds": times}
+
+
+def measure_decoding(
+    engine: Engine, spec: ModelSpec, rng: random.Random, count: int, context: int, new: int, sampling: dict[str, Any]
+) -> dict:
+    """Tokens per second of streams from when all have read their prompts until the first one ends."""
+    times: list[list[tuple[float, int]]] = [[] for _ in range(count)]
+    done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+    started = time.perf_counter()
+    for i, seen in enumerate(times):
+
+        def sink(update: JobUpdate, seen: list[tuple[float, int]] = seen) -> None:
+            if isinstance(update, TokensOut):
+                seen.append((time.perf_counter(), len(update.token_ids)))
+            elif isinstance(update, JobDone | JobFailed):
+                done.put(update)
+
+        submit(engine, f"{context} {i}", [rng.randrange(spec.vocab) for _ in range(context)], new, sampling, sink)
+    for _ in range(count):
+        if isinstance(update := done.get(), JobFailed):
+            raise update.error
+    begin, end = max(seen[0][0] for seen in times), min(seen[-1][0] for seen in times)
+    tokens = sum(number for seen in times for at, number in seen if begin < at <= end)
+    memory = ""
+    if torch.cuda.is_available():
+        memory = f"{torch.cuda.memory_allocated() >> 20} MiB allocated, {torch.cuda.memory_reserved() >> 20} reserved"
+    speed = tokens / (end - begin)
+    return {"case": f"{count} at {context}", "tokens_per_s": speed, "prompt_s": begin - started, "memory": memory}
 
 
 def measure_arrivals(
