@@ -268,10 +268,10 @@ class SimulatedNetwork(ABC):
 
     def step(self) -> None:
         """Go to the next instant at which something happens, and let it happen."""
-        later = self._later
-        self.now = max(self.now, later[0][0])
-        while later and later[0][0] <= self.now:
-            heapq.heappop(later)[2]()
+        later, pop = self._later, heapq.heappop
+        now = self.now = max(self.now, later[0][0])
+        while later and later[0][0] <= now:
+            pop(later)[2]()
         self.check()
 
     def check(self) -> None:  # noqa: B027 - most have nothing to check

@@ -180,10 +180,12 @@ class RouteHealth:
 
     def trouble(self, now: float, bytes_per_second: Callable[[Station], float]) -> Trouble | None:
         """The node or the leg that is dead, if one is."""
-        silent = [name for name, node in self.nodes.items() if self._is_unheard(node, now)]
+        # nothing counts as silent before MIN_SILENCE_S, and this is asked at every tick
+        since = now - MIN_SILENCE_S
+        silent = [name for name, node in self.nodes.items() if node.heard < since and self._is_unheard(node, now)]
         if silent:
             return Trouble(f"node {' and '.join(silent)} does not answer", silent)
-        hung = [name for name, node in self.nodes.items() if is_silent(node.age, node.expected)]
+        hung = [name for name, node in self.nodes.items() if node.age > MIN_SILENCE_S and is_silent(node.age, node.expected)]
         if hung:
             return Trouble(f"node {' and '.join(hung)} answers but computes nothing", hung)
         before: Station | None = None

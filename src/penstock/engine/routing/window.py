@@ -54,26 +54,27 @@ class LinearFit:
     @property
     def slope(self) -> float:
         """Seconds for each further token."""
-        if not self._n:
+        n = self._n
+        if not n:
             return 0.0
-        x, y = self._x / self._n, self._y / self._n
-        if not self._varies:
+        x, y = self._x / n, self._y / n
+        variance = self._xx / n - x * x
+        if not _varies(x, variance):
             return y / (x + SPLIT_PRIOR)
-        return min(max(0.0, (self._xy / self._n - x * y) / self._variance), y / max(x, 1e-9))
+        return min(max(0.0, (self._xy / n - x * y) / variance), y / max(x, 1e-9))
 
     @property
     def is_guess(self) -> bool:
         """Whether the slope may be far too small: only steps of a few tokens were seen, and all of about one size."""
-        return not self._n or (not self._varies and self._x / self._n < SPLIT_PRIOR)
-
-    @property
-    def _variance(self) -> float:
+        if not self._n:
+            return True
         x = self._x / self._n
-        return self._xx / self._n - x * x
+        return x < SPLIT_PRIOR and not _varies(x, self._xx / self._n - x * x)
 
-    @property
-    def _varies(self) -> bool:
-        return self._variance >= 0.05 * max(self._x / self._n, 1.0)
+
+def _varies(mean: float, variance: float) -> bool:
+    """Whether sizes differ enough to tell what each token takes."""
+    return variance >= 0.05 * max(mean, 1.0)
 
 
 class Window:
