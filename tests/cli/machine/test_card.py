@@ -75,6 +75,19 @@ def test_doctor_knows_triton_and_what_turns_it_off(monkeypatch) -> None:
     assert "turns it off" in next(doctor._triton((9, 0))).seen
 
 
+def test_doctor_looks_at_every_card(monkeypatch) -> None:
+    cards = [("New", (9, 0)), ("Old", (7, 5))]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(cards))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: SimpleNamespace(name=cards[i][0], total_memory=1 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: cards[i][1])
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "3.6.0")
+    gpu, triton = doctor._accelerator()
+    assert "New" in gpu.seen
+    assert "Old" in gpu.seen
+    assert "too old" in triton.seen
+
+
 def test_a_driver_that_does_not_answer_is_unknown(monkeypatch) -> None:
     def run(*args: object, **how: object) -> subprocess.CompletedProcess[str]:
         raise FileNotFoundError

@@ -91,7 +91,7 @@ def _accelerator() -> Iterator[Finding]:
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         cards = ", ".join(f"{p.name} ({format_bytes(p.total_memory)})" for p in names)
         yield Finding("GPU", CheckResult.GOOD, f"{cards}; driver {machine.nvidia_driver() or 'unknown'}")
-        yield from _triton(torch.cuda.get_device_capability())
+        yield from _triton(min(map(torch.cuda.get_device_capability, range(len(names)))))  # of the oldest
     elif torch.backends.mps.is_available():
         yield Finding("GPU", CheckResult.GOOD, "Apple GPU (mps)")
     elif shutil.which("nvidia-smi") and not torch.version.cuda:
