@@ -265,11 +265,11 @@ class Engine:
         self.pipe.segments = sorted([*self.pipe.segments, segment], key=lambda segment: segment.layers)
 
     def _drop(self, layers: LayerRange) -> None:
+        self._processor.forget()  # or its memory would not be free for other layers before the next step
         stage = self.stages[layers.start]
         for route in list(stage.leases):
             self._close(route)
         del self.stages[layers.start]
-        self._processor.forget()  # or its memory would not be free for other layers before the next step
         self.pipe.segments = [segment for segment in self.pipe.segments if segment.layers != layers]
 
     def turn(self) -> bool:

@@ -149,7 +149,8 @@ class SteadyDecode:
     def forget(self) -> None:
         """Let go of the sequences, which may have ended, and of blocks for steps that failed or are not wanted any more: it may
         be long before the sequences that took them have their turn."""
-        self._context.sequences.trim(self._seqs)
+        if self._seqs:  # on a node without the model's ends there are none
+            self._context.sequences.trim(self._seqs)
         for columns in self._stages:
             columns.lease.trim(columns.replicas)
         self._seqs, self._rows, self._stages, self._hosted, self._changes, self._ahead = [], [], [], None, -1, None
