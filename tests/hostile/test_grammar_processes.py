@@ -83,7 +83,7 @@ def test_a_key_that_compiles_all_the_time_waits_and_others_do_not(make_grammars:
         hostile.regex("first", field="regex")  # costs nothing
         request_of(grammars, "honest").regex("second", field="regex")
         request_of(grammars).regex("second", field="regex")  # the operator's
-        assert len(server.children()) == len(before) + 2
+        assert len(set(server.children()) - set(before)) == 2  # others may be about to end
         assert not waiting.done()
         aborted.set()
         with pytest.raises(Aborted):
