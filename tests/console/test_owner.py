@@ -27,7 +27,7 @@ MEASURED = datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()  # when the stored
 @pytest.fixture
 def server(small_model: LoadedModel, tmp_path: Path) -> Iterator[Api]:
     folder = KeyFolder(tmp_path / "keys")
-    folder.add("nightly", KeyLimits(jobs=4, tokens_per_minute=6000))
+    folder.add("nightly", KeyLimits(jobs=4, tokens_per_minute=6000, priority=2, models=("smollm2-135m",), batches=3))
     with server_thread(small_model, "--node-id", "desk", keys=Keys(folder, OWNER), key=OWNER) as server:
         yield server
 
