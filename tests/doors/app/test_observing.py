@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 import penstock
+from penstock.config.home import Home
 from penstock.config.keys import KeyFolder
 from penstock.doors.access.gate import AccessLog
 from penstock.doors.access.keys import Keys
@@ -21,8 +22,10 @@ from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.http.errors import DialectOfPath, send_error
 from penstock.doors.openai.errors import OPENAI
+from penstock.network.trust.expiry import expires
 from penstock.pipes.model_manager import LoadedModel
-from tests.server import server_thread
+from tests.jobs import cli
+from tests.server import free_port, running_server, server_thread
 
 OWNER = "the-key-of-the-owner"
 CHAT = "/v1/chat/completions"
@@ -79,6 +82,19 @@ def test_metrics_tell_when_certificates_expire() -> None:
     text = TestClient(server.app, base_url="http://127.0.0.1").get("/metrics").text
     found = samples(text, "penstock_certificate_expiry_timestamp_seconds")
     assert found == {("api",): ends.timestamp(), ("network",): ends.timestamp()}
+
+
+@pytest.mark.slow
+def test_a_member_of_a_network_tells_when_its_certificate_expires_and_what_it_runs(tmp_path: Path, tiny_chat_model: Path) -> None:
+    home = {"PENSTOCK_HOME": str(tmp_path)}
+    created = cli("network", "create", "home", "--node", "desk", "--listen", f"tls/127.0.0.1:{free_port()}", **home)
+    assert created.returncode == 0, created.stderr
+    with running_server("--model", str(tiny_chat_model), **home) as server:
+        text = httpx.get(f"{server.url}/metrics").text
+    certificate = Home(tmp_path).network("home").certificate_file
+    assert samples(text, "penstock_certificate_expiry_timestamp_seconds") == {("network",): expires(certificate).timestamp()}
+    assert penstock.__version__ in next(iter(samples(text, "penstock_build_info")))
+    assert (samples(text, "penstock_nodes"), list(samples(text, "penstock_complete_pipes").values())) == ({(): 1}, [1])
 
 
 def test_a_connection_that_is_turned_away_is_counted() -> None:
