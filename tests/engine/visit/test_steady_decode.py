@@ -15,7 +15,8 @@ from penstock.domain.job import Job
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.engine.engine import Engine
-from tests.engine.fakes import Windows, finish, make_engine, make_job, oracle, own
+from penstock.pipes.pipe import Pipe
+from tests.engine.fakes import FakeSegment, Windows, finish, make_engine, make_job, oracle, own
 from tests.engine.sequences.test_properties import check_pool
 from tests.examples import examples
 
@@ -317,6 +318,15 @@ def test_layers_that_are_dropped_free_their_memory_at_once() -> None:
     engine.drop_segment(layers)
     engine.take_commands(wait=False)
     assert gone() is None  # without a collection of garbage
+
+
+def test_a_node_without_the_models_ends_drops_layers_too() -> None:
+    segment = FakeSegment(0, 2, 100, 4, (None,))
+    engine = Engine(EngineConfig(block_size=4), Pipe("fake", 4, [segment]))
+    engine.drop_segment(segment.layers)
+    engine.take_commands(wait=False)
+    assert engine.stages == {}
+    assert engine.pipe.segments == []
 
 
 def test_parts_are_timed_as_on_the_general_way() -> None:
