@@ -35,7 +35,7 @@ RETRY_AFTER_S = 5
 KEY_SHARE = 0.8  # of the time that a step may wait for grammars, for those of one key
 
 # CPU time for compiling the grammars of one key: so much at once, and this share of a core in the long run. Beyond it, they wait.
-COMPILE_BURST_S = 0.5
+COMPILE_BURST_S = 0.25
 COMPILE_SHARE = (os.cpu_count() or 1) / 16
 PROCESS_CPU_S = 0.012  # of every process, beside what it says that it took
 MAX_COMPILE_CHARGE_S = 2.0  # for one grammar: a mistake should not keep a key waiting for long
