@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from penstock.kernels.packed import ALIGNMENT
 
-_HUGE_PAGE_BYTES = 2 << 20
+HUGE_PAGE_BYTES = 2 << 20
 _MAPPING_BYTES = 64 << 20  # takes none until written
 
 
@@ -38,12 +38,12 @@ class WeightMemory:
 
 def _map(size: int) -> NDArray[np.uint8]:
     try:
-        memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"Unable to allocate {size} bytes: {error.strerror}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(memory, np.uint8)
-    skip = -whole.ctypes.data % _HUGE_PAGE_BYTES
+    skip = -whole.ctypes.data % HUGE_PAGE_BYTES
     return whole[skip : skip + size]
