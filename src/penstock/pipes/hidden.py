@@ -59,7 +59,7 @@ def unpack(packed: PackedHidden, device: torch.device | str = "cpu") -> Tensor:
 def _quantized(hidden: Tensor) -> Tensor:
     rows, width = hidden.shape
     hidden = hidden.float()
-    largest = hidden.abs().topk(outliers(width), dim=1, sorted=False).indices
+    largest = hidden.abs().topk(outliers(width), dim=1, sorted=False).indices.sort(dim=1).values  # else each device has its order
     values = hidden.gather(1, largest).bfloat16()
     grouped = pad(hidden.scatter(1, largest, 0.0), (0, -width % GROUP)).view(rows, groups(width), GROUP)
     scales = (grouped.abs().amax(dim=-1) / LARGEST_CODE).bfloat16()
