@@ -19,10 +19,10 @@ def test_a_captured_step_has_the_columns_of_any_pass(groups: int) -> None:
     tables = np.arange(1, 1 + 5 * 5 * groups, dtype=np.int32).reshape(5, -1)
     batch = Batch(starts, np.ones(5, dtype=np.int64), np.concatenate((tables, np.zeros((5, 6), dtype=np.int32)), axis=1))
     inputs = StepInputs(CPU, kv_heads=2, block_size=SIZE, groups=groups)
-    rows, splits = inputs.fill(batch, [7, 8, 9, 10, 11])
-    found = inputs.columns(rows, splits)
+    step = inputs.fill(batch, [7, 8, 9, 10, 11])
+    found = inputs.columns(step)
     wanted = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, whole_from=None)
-    assert inputs.ids[:rows].tolist() == [7, 8, 9, 10, 11, 0, 0, 0]
+    assert inputs.ids[: step.rows].tolist() == [7, 8, 9, 10, 11, 0, 0, 0]
     for name in ("positions", "lengths", "rows"):
         assert torch.equal(getattr(found, name)[:5], getattr(wanted, name)), name
     assert torch.equal(found.slots[:, :5], wanted.slots)
@@ -30,6 +30,42 @@ def test_a_captured_step_has_the_columns_of_any_pass(groups: int) -> None:
     assert found.stride.tolist() == wanted.stride.tolist() == [5 * groups]
     assert torch.equal(found.tables[: 5 * 5 * groups], wanted.tables)
     assert wanted.slots[:, 3].tolist() == [int(tables[3, 4 * groups + group]) * SIZE + 1 for group in range(groups)]
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_a_captured_step_with_chunks_has_the_columns_of_any_pass(groups: int) -> None:
+    starts, counts = np.array([9, 0, 17, 3, 40]), np.array([1, 20, 1, 5, 1])
+    tables = np.random.default_rng(1).integers(1, 99, (5, 11 * groups), dtype=np.int32)
+    batch, decodes, chunks = Batch(starts, counts, tables), [0, 2, 4], [1, 3]
+    inputs = StepInputs(CPU, kv_heads=2, block_size=SIZE, groups=groups, hidden=8, tile=8)
+    assert inputs.fits(batch)
+    assert not StepInputs(CPU, kv_heads=2, block_size=SIZE, groups=groups).fits(batch)
+    step = inputs.fill(batch, None)
+    assert (step.rows, step.decodes, step.tiles) == (64, 16, 64 // 8 + 16)
+    found = inputs.columns(step)
+    wanted = upload_columns(batch, SIZE, CPU, groups=groups, tile=8, kv_heads=2, whole_from=None)
+    assert torch.equal(found.positions[:28], wanted.positions)
+    assert torch.equal(found.slots[:, :28], wanted.slots)
+    assert found.slots[:, 28:].unique().tolist() == [-1]
+    assert found.rows.tolist() == [0, 21, 27] + 13 * [-1]
+    assert found.lengths.tolist() == [10, 18, 41] + 13 * [0]
+    assert found.stride.tolist() == [11 * groups]
+    rows = found.tables[: 18 * 11 * groups].view(18, -1).numpy()
+    assert (rows[:3] == tables[decodes]).all()
+    assert (rows[16:] == tables[chunks]).all()
+    wanted_tiles = wanted.tiles.clone()
+    wanted_tiles[:, 0] += 13  # behind the tables of padded decodes
+    assert torch.equal(found.tiles[: len(wanted_tiles)], wanted_tiles)
+    assert not found.tiles[len(wanted_tiles) :].any()
+
+
+@pytest.mark.parametrize(
+    "counts,fits",
+    [([1] * 512, True), ([1] * 513, False), ([1000, 1], True), ([1024], False), ([2] * 16, True), ([2] * 17, False)],
+)
+def test_only_small_steps_are_captured(counts: list[int], fits: bool) -> None:
+    batch = Batch(np.zeros(len(counts), dtype=np.int64), np.array(counts), np.ones((len(counts), 512), dtype=np.int32))
+    assert StepInputs(CPU, kv_heads=2, block_size=SIZE, tile=16).fits(batch) is fits
 
 
 def test_whole_spans_have_tables_and_tiles_behind_those_of_others() -> None:
@@ -49,7 +85,7 @@ def test_segments_whose_tables_are_side_by_side_find_their_own_blocks(groups: in
         Batch(starts, counts, random.integers(1, 99, (3, 3 * groups + spare), dtype=np.int32)) for spare in (0, 2 * groups)
     ]
     inputs = StepInputs(CPU, kv_heads=2, block_size=SIZE, groups=2 * groups)
-    both = inputs.columns(*inputs.fill(side_by_side(batches, groups), [7, 8, 9]))
+    both = inputs.columns(inputs.fill(side_by_side(batches, groups), [7, 8, 9]))
     for number, batch in enumerate(batches):
         own = both.of_part(number * groups, groups)
         alone = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, whole_from=None)

@@ -94,6 +94,25 @@ def test_steps_in_a_graph_have_the_bits_of_steps_without_one(kind, rows, cuda, t
         assert torch.equal(logits, other_logits)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe"])
+def test_chunks_beside_decodes_in_a_graph_have_the_bits_of_those_without_one(kind, device, tmp_path) -> None:
+    make(KINDS[kind], tmp_path)
+    pipeline = on_device(tmp_path, device)
+    (segment,) = pipeline.segments
+    segment.capturable = True  # in the interpreter, steps are not captured, but take the same way
+    segment._graphs.capturing = False
+    texts = [(TEXTS[0][:12], 0, [1, 2]), (TEXTS[1][:1], 0, [3]), (TEXTS[2][:3], 0, [4])]
+    padded = [pipeline.step(texts) for _ in range(3 if device.type == "cuda" else 1)]
+    segment._graphs.capturing = device.type == "cuda"
+    captured = [pipeline.step(texts) for _ in range(3 if device.type == "cuda" else 1)]
+    assert len(segment._graphs._graphs) == (device.type == "cuda")
+    segment.capturable = False
+    ragged = pipeline.step(texts)
+    for found, same, wanted in zip(captured[-1], padded[-1], ragged, strict=True):
+        assert torch.equal(found, same)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_several_segments_take_a_step_as_one_does(kind, device, tmp_path) -> None:
     make(KINDS[kind], tmp_path)

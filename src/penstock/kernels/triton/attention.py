@@ -16,7 +16,7 @@ from torch import Tensor
 
 SMALLEST_DOT = 16  # rows that a product on tensor cores has at least
 KEYS = 64  # positions that are looked at together
-CHUNK_ROWS = 128  # of (token, head), in one program
+CHUNK_ROWS = 64  # of (token, head), in one program
 
 
 def chunk_tokens(heads: int, kv_heads: int) -> int:
@@ -48,7 +48,8 @@ def attend_decodes(q: Tensor, paged: Paged, rows: Tensor, lengths: Tensor, out: 
 
     q: [T, heads, head_dim], with any distance between its rows.
     out: [T, heads * head_dim]
-    rows, lengths: [spans] in int32, the row of q and out, and the positions of its text, its own included; 0 for none.
+    rows, lengths: [spans] in int32, the row of q and out, -1 for none, and the positions of its text, its own included; 0 for
+        none.
     splits: parts of a text that are looked at side by side.
     """
     _, heads, head_dim = q.shape
@@ -111,7 +112,7 @@ def _decode(
     begin = origin + split * part
     end = tl.minimum(length, begin + part)
     g, d = tl.arange(0, GROUP_BLOCK), tl.arange(0, DIM_BLOCK)
-    mine = (g < group)[:, None] & (d < HEAD_DIM)[None, :]
+    mine = (g < tl.where(row >= 0, group, 0))[:, None] & (d < HEAD_DIM)[None, :]
     query = tl.load(q + row * q_stride + (head * group + g[:, None]) * HEAD_DIM + d[None, :], mask=mine, other=0.0)
     table = tables + span.to(tl.int64) * tl.load(stride)
     best = tl.full([GROUP_BLOCK], -1.0e30, tl.float32)
@@ -162,7 +163,7 @@ def _combine(
     parts = tl.load(partial + number[:, None] * HEAD_DIM + d[None, :], mask=used, other=0.0)
     answer = tl.sum(parts * share[:, None], 0)
     place = out + (row * HEADS + head) * HEAD_DIM + d
-    tl.store(place, answer.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+    tl.store(place, answer.to(out.dtype.element_ty), mask=d < tl.where(row >= 0, HEAD_DIM, 0))
 
 
 def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
@@ -185,7 +186,7 @@ def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
         paged.tables,
         paged.stride,
         out,
-        1 / math.sqrt(head_dim),
+        math.log2(math.e) / math.sqrt(head_dim),
         paged.window or 0,
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -196,7 +197,7 @@ def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
         BLOCK_SIZE=paged.block_size,
         GROUPS=paged.groups,
         KEYS=32 if wide else KEYS,
-        num_warps=8,
+        num_warps=4,
         num_stages=2 if wide else 3,
     )
 
@@ -222,34 +223,57 @@ def _chunks(
     )
     table = tables + span * tl.load(stride)
     own = start + token
+    end = start + count
     first = 0
+    clear = start // KEYS * KEYS  # what lies before is seen by all rows
     if window > 0:
         first = tl.maximum(start + 1 - window, 0) // KEYS * KEYS
-    end = start + count
+        clear = first
     best = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM_BLOCK], tl.float32)
-    for at in range(first, end, KEYS):
-        position = at + tl.arange(0, KEYS)
-        held = position < end
-        if window > 0:
-            held &= position > start - window  # blocks before the window may be gone
-        block = tl.load(table + position // BLOCK_SIZE * GROUPS, mask=held, other=0).to(tl.int64)
-        base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM
-        keys = tl.load(base[None, :] + d[:, None], mask=held[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
-        seen = position[None, :] <= own[:, None]
-        if window > 0:
-            seen &= position[None, :] > own[:, None] - window
-        scores = tl.where(seen, tl.dot(query, keys, input_precision="ieee") * scale, -1.0e30)
-        most = tl.maximum(best, tl.max(scores, 1))
-        share = tl.where(seen, tl.exp(scores - most[:, None]), 0.0)
-        shrink = tl.exp(best - most)
-        values = tl.load(
-            base[:, None] + KV_HEADS * HEAD_DIM + d[None, :], mask=held[:, None] & (d < HEAD_DIM)[None, :], other=0.0
-        )
-        acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision="ieee")
-        total = total * shrink + tl.sum(share, 1)
-        best = most
+    for at in range(first, clear, KEYS):
+        best, total, acc = _look(
+            query, kv + head * HEAD_DIM, table, at, own, start, end, window, best, total, acc, scale, d,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, GROUPS, KEYS, False,
+        )  # fmt: skip
+    for at in range(clear, end, KEYS):
+        best, total, acc = _look(
+            query, kv + head * HEAD_DIM, table, at, own, start, end, window, best, total, acc, scale, d,
+            KV_HEADS, HEAD_DIM, BLOCK_SIZE, GROUPS, KEYS, True,
+        )  # fmt: skip
     answer = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     place = out + ((first_row + token[:, None]) * HEADS + head * group + g[:, None]) * HEAD_DIM + d[None, :]
     tl.store(place, answer.to(out.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def _look(
+    query, kv, table, at, own, start, end, window, best, total, acc, scale, d,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUPS: tl.constexpr, KEYS: tl.constexpr,
+    SOME: tl.constexpr,
+):  # fmt: skip
+    """Take the next KEYS positions into account. SOME: not all of them are there, or not all rows see them."""
+    position = at + tl.arange(0, KEYS)
+    held = position >= 0
+    if SOME:
+        held = position < end
+        if window > 0:
+            held &= position > start - window  # blocks before the window may be gone
+    block = tl.load(table + position // BLOCK_SIZE * GROUPS, mask=held, other=0).to(tl.int64)
+    base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM)
+    keys = tl.load(base[None, :] + d[:, None], mask=held[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+    scores = tl.dot(query, keys, input_precision="ieee") * scale  # of powers of 2
+    if SOME:
+        seen = position[None, :] <= own[:, None]
+        if window > 0:
+            seen &= position[None, :] > own[:, None] - window
+        scores = tl.where(seen, scores, -1.0e30)
+    most = tl.maximum(best, tl.max(scores, 1))
+    share = tl.exp2(scores - most[:, None])
+    if SOME:
+        share = tl.where(seen, share, 0.0)
+    shrink = tl.exp2(best - most)
+    values = tl.load(base[:, None] + KV_HEADS * HEAD_DIM + d[None, :], mask=held[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    acc = tl.dot(share.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+    return most, total * shrink + tl.sum(share, 1), acc

@@ -82,8 +82,8 @@ def upload_columns(
     order = np.concatenate((decodes, chunks, whole))
     tables = batch.tables[:, :width] if len(decodes) == len(batch) else batch.tables[order, :width]
     lengths = starts[decodes] + 1
-    tiles = _tiles(starts[chunks], counts[chunks], first[chunks], len(decodes), tile)
-    whole_tiles = _tiles(starts[whole], counts[whole], first[whole], len(decodes) + len(chunks), tile)
+    tiles = cut_into_tiles(starts[chunks], counts[chunks], first[chunks], len(decodes), tile)
+    whole_tiles = cut_into_tiles(starts[whole], counts[whole], first[whole], len(decodes) + len(chunks), tile)
     parts = [positions, slots, first[decodes], lengths, tiles, whole_tiles, np.array([tables.shape[1]]), tables]
     sizes = [part.size for part in parts]
     flat = upload(np.concatenate([part.ravel() for part in parts]).astype(np.int32, copy=False), device)
@@ -127,7 +127,7 @@ def choose_splits(spans: int, longest: int, kv_heads: int) -> int:
     return next(splits for splits in (1, 4, 16, MAX_SPLITS) if splits >= wanted or splits == MAX_SPLITS)
 
 
-def _tiles(starts: np.ndarray, counts: np.ndarray, rows: np.ndarray, first_table: int, tile: int) -> np.ndarray:
+def cut_into_tiles(starts: np.ndarray, counts: np.ndarray, rows: np.ndarray, first_table: int, tile: int) -> np.ndarray:
     """Cut chunks into tiles: (table, first row, first position, tokens) each."""
     pieces = -(-counts // tile)
     chunk = np.repeat(np.arange(len(counts)), pieces)

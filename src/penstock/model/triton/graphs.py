@@ -1,21 +1,28 @@
-"""StepGraphs: decode steps as CUDA graphs, one for each padded number of rows, captured when they are needed."""
+"""StepGraphs: steps as CUDA graphs, of decodes and of short chunks beside them, captured for padded sizes as they are needed."""
 
 from __future__ import annotations
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from penstock.domain.blocks import NULL_BLOCK
 from penstock.model.batch import Batch
-from penstock.model.triton.columns import PassColumns, choose_splits, positions_and_slots
+from penstock.model.triton.columns import PassColumns, choose_splits, cut_into_tiles, positions_and_slots
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MAX_ROWS = SIZES[-1]
+MAX_DECODES = SIZES[-1]
+# Of steps with chunks of prompts, there are few sizes: what is added costs next to nothing in attention.
+MAX_ROWS = 1024  # for more, the card takes longer than the host
+ROWS_APART = 64
+DECODES = (0, 16, 64, 256, MAX_DECODES)
+MAX_CHUNKS = 16
 MAX_ENTRIES = 1 << 20  # of the block tables of a step; longer ones are computed without a graph
 MAX_GRAPHS = 40  # that are kept: each takes some megabytes on the card
 
@@ -24,77 +31,131 @@ logger = logging.getLogger("penstock.memory")
 Body = Callable[["StepInputs", PassColumns, int], Tensor]
 
 
+class StepSize(NamedTuple):
+    """What a graph is captured for: padded numbers of rows, of Spans with one token and of tiles, and splits."""
+
+    rows: int
+    decodes: int
+    tiles: int
+    splits: int
+
+
 class StepInputs:
     """The inputs of captured steps, always at the same place on the card: filled by one copy for each step.
 
+    tile: tokens of a tile; 0 for steps of decodes only.
     ids: [rows], the tokens to embed; those that a step has chosen are written here for the next one.
     hidden: [rows, hidden] in fp32, of a segment that is not the first.
     """
 
-    def __init__(self, device: torch.device, kv_heads: int, block_size: int, *, groups: int = 1, hidden: int = 0) -> None:
+    def __init__(
+        self, device: torch.device, kv_heads: int, block_size: int, *, groups: int = 1, hidden: int = 0, tile: int = 0
+    ) -> None:
         self._device = device
         self._groups = groups
         self._kv_heads = kv_heads
         self._block_size = block_size
         self._hidden_size = hidden
-        self._ready = False
+        self._tile = tile
+        self._rows = MAX_ROWS if tile else MAX_DECODES
+        tiles = MAX_ROWS // tile + MAX_CHUNKS if tile else 0
+        # before the tables: ids, positions, slots, rows and lengths of decodes, tiles, the tables' width
+        self._sizes = [self._rows, self._rows, groups * self._rows, MAX_DECODES, MAX_DECODES, 4 * tiles, 1]
+        *self._begins, self._fixed = accumulate(self._sizes, initial=0)
+        self._flat: Tensor | None = None
 
-    def _allocate(self) -> None:
+    def _allocate(self) -> Tensor:
         """At the first step: a segment may never need them."""
-        sizes = [MAX_ROWS, MAX_ROWS, MAX_ROWS, self._groups * MAX_ROWS, 1, MAX_ENTRIES]
-        self._flat = torch.zeros(sum(sizes), dtype=torch.int32, device=self._device)
-        self.ids, self._positions, self._lengths, slots, self._stride, self._tables = torch.split(self._flat, sizes)
-        self._slots = slots.view(self._groups, MAX_ROWS)
-        self._rows = torch.arange(MAX_ROWS, dtype=torch.int32, device=self._device)
-        self.hidden = torch.zeros(MAX_ROWS, self._hidden_size, device=self._device) if self._hidden_size else torch.empty(0)
-        self._ready = True
+        flat = torch.zeros(self._fixed + MAX_ENTRIES, dtype=torch.int32, device=self._device)
+        self.ids = flat[: self._rows]
+        self.hidden = torch.zeros(self._rows if self._hidden_size else 0, self._hidden_size, device=self._device)
+        return flat
 
     def fits(self, batch: Batch) -> bool:
-        """Whether this is a step of decodes, and not too large."""
-        if len(batch) > MAX_ROWS or (batch.counts != 1).any():
+        """Whether this is a step of decodes, or one with a few short chunks, and not too large."""
+        rows, chunks = len(batch), int(np.count_nonzero(batch.counts != 1))
+        if chunks:
+            rows = int(batch.counts.sum())
+            if not self._tile or rows >= MAX_ROWS or chunks > MAX_CHUNKS:
+                return False
+        decodes = len(batch) - chunks
+        if decodes > MAX_DECODES:
             return False
-        return _padded(len(batch)) * (int(batch.starts.max()) // self._block_size + 1) * self._groups <= MAX_ENTRIES
+        width = (int((batch.starts + batch.counts).max() - 1) // self._block_size + 1) * self._groups
+        return (self._padded(rows, decodes, chunks)[1] + chunks) * width <= MAX_ENTRIES
 
-    def fill(self, batch: Batch, ids: Sequence[int] | None) -> tuple[int, int]:
-        """Upload a step's columns; returns its padded number of rows, and its splits.
+    def fill(self, batch: Batch, ids: Sequence[int] | None) -> StepSize:
+        """Upload a step's columns.
 
         ids: None to leave those that are there.
         """
-        if not self._ready:
-            self._allocate()
-        count, size, groups = len(batch), self._block_size, self._groups
-        rows = _padded(count)
-        longest = int(batch.starts.max()) + 1
-        width = -(-longest // size) * groups
-        fixed = (3 + groups) * MAX_ROWS
-        host = torch.empty(fixed + 1 + rows * width, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        if self._flat is None:
+            self._flat = self._allocate()
+        size, groups, counts = self._block_size, self._groups, batch.counts
+        chunks = np.flatnonzero(counts != 1)
+        decodes = np.flatnonzero(counts == 1) if len(chunks) else slice(None)
+        singles = len(batch) - len(chunks)
+        positions, slots = positions_and_slots(batch, size, groups)
+        count = len(positions)
+        rows, padded, tiles = self._padded(count, singles, len(chunks))
+        width = -(-int((batch.starts + counts).max()) // size) * groups
+        host = torch.empty(
+            self._fixed + (padded + len(chunks)) * width, dtype=torch.int32, pin_memory=self._device.type == "cuda"
+        )
         flat = host.numpy()
-        columns = flat[:fixed].reshape(3 + groups, MAX_ROWS)
+        at_ids, at_positions, at_slots, at_rows, at_lengths, at_tiles, at_width = self._begins
         if ids is not None:
-            columns[0, :count], columns[0, count:rows] = ids, 0
-        columns[1, :count], columns[1, count:rows] = batch.starts, 0
-        columns[2, :count], columns[2, count:rows] = batch.starts + 1, 0
-        columns[3:, :count], columns[3:, count:rows] = positions_and_slots(batch, size, groups)[1], -1
-        flat[fixed] = width
-        tables = flat[fixed + 1 :].reshape(rows, width)
-        tables[:count], tables[count:] = batch.tables[:, :width], NULL_BLOCK
-        begin = MAX_ROWS if ids is None else 0
+            _put(flat[at_ids:], ids, 0, rows)
+        _put(flat[at_positions:], positions, 0, rows)
+        by_group = flat[at_slots:at_rows].reshape(groups, -1)
+        by_group[:, :count], by_group[:, count:rows] = slots, -1
+        first = np.cumsum(counts) - counts
+        # those that are added look at nothing; beside chunks, they have no row
+        _put(flat[at_rows:], first[decodes], -1 if tiles else np.arange(count, rows), padded)
+        lengths = batch.starts[decodes] + 1
+        _put(flat[at_lengths:], lengths, 0, padded)
+        if tiles:
+            made = cut_into_tiles(batch.starts[chunks], counts[chunks], first[chunks], padded, self._tile)
+            _put(flat[at_tiles:], made.ravel(), 0, 4 * tiles)
+        flat[at_width] = width
+        tables = flat[self._fixed :].reshape(-1, width)
+        tables[:singles], tables[singles:padded] = batch.tables[decodes, :width], NULL_BLOCK
+        if tiles:
+            tables[padded:] = batch.tables[chunks, :width]
+        begin = self._rows if ids is None else 0
         self._flat[begin : len(host)].copy_(host[begin:], non_blocking=True)
-        return rows, choose_splits(rows, longest, self._kv_heads)
+        splits = choose_splits(padded, int(lengths.max()), self._kv_heads) if singles else 1
+        return StepSize(rows, padded, tiles, splits)
 
-    def columns(self, rows: int, splits: int) -> PassColumns:
+    def columns(self, step: StepSize) -> PassColumns:
+        assert self._flat is not None
+        sizes = [*self._sizes, len(self._flat) - self._fixed]
+        _, positions, slots, rows, lengths, tiles, stride, tables = torch.split(self._flat, sizes)
         return PassColumns(
-            positions=self._positions[:rows],
-            slots=self._slots[:, :rows],
-            rows=self._rows[:rows],
-            lengths=self._lengths[:rows],
-            tiles=self._rows[:0].view(0, 4),
-            whole_tiles=self._rows[:0].view(0, 4),
-            tables=self._tables,
-            stride=self._stride,
-            splits=splits,
+            positions=positions[: step.rows],
+            slots=slots.view(self._groups, -1)[:, : step.rows],
+            rows=rows[: step.decodes],
+            lengths=lengths[: step.decodes],
+            tiles=tiles[: 4 * step.tiles].view(-1, 4),
+            whole_tiles=tiles[:0].view(0, 4),
+            tables=tables,
+            stride=stride,
+            splits=step.splits,
             groups=self._groups,
         )
+
+    def _padded(self, rows: int, decodes: int, chunks: int) -> tuple[int, int, int]:
+        """The numbers of rows, decodes and tiles of the graph for a step with so many."""
+        if not chunks:
+            rows = next(size for size in SIZES if size >= rows)
+            return rows, rows, 0
+        rows = -(-rows // ROWS_APART) * ROWS_APART
+        return rows, next(size for size in DECODES if size >= decodes), rows // self._tile + MAX_CHUNKS
+
+
+def _put(column: np.ndarray, values: Any, padding: Any, size: int) -> None:
+    """Write values, and what is to follow them up to this size."""
+    column[: len(values)], column[len(values) : size] = values, padding
 
 
 class StepGraphs:
@@ -102,8 +163,8 @@ class StepGraphs:
 
     def __init__(self, inputs: StepInputs) -> None:
         self.inputs = inputs
-        self._graphs: OrderedDict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
-        self._seen: set[tuple[int, int]] = set()
+        self._graphs: OrderedDict[StepSize, tuple[torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
+        self._seen: set[StepSize] = set()
         self._pool: Any = None
         self._stream: torch.cuda.Stream | None = None
         self.capturing = True  # False computes every step without a graph
@@ -114,35 +175,34 @@ class StepGraphs:
         body: computes a step from its inputs, always the same way; what it returns lies at the same place after every step of
             that size.
         """
-        count = len(batch)
-        key = self.inputs.fill(batch, ids)
+        step = self.inputs.fill(batch, ids)
+        count = int(batch.counts.sum())
         if hidden is not None:
             self.inputs.hidden[:count].copy_(hidden)
-        return self._step(body, *key)[:count]
+        return self._step(body, step)[:count]
 
-    def _step(self, body: Body, rows: int, splits: int) -> Tensor:
-        key = rows, splits
-        found = self._graphs.get(key)
+    def _step(self, body: Body, step: StepSize) -> Tensor:
+        found = self._graphs.get(step)
         if found is None:
-            if key not in self._seen or not self.capturing:
-                self._seen.add(key)  # its first step is computed without a graph, which compiles what the graph will need
-                return body(self.inputs, self.inputs.columns(rows, splits), rows)
+            if step not in self._seen or not self.capturing:
+                self._seen.add(step)  # its first step is computed without a graph, which compiles what the graph will need
+                return body(self.inputs, self.inputs.columns(step), step.rows)
             try:
-                found = self._graphs[key] = self._capture(body, rows, splits)
+                found = self._graphs[step] = self._capture(body, step)
             except RuntimeError as error:  # as torch calls a lack of memory, and what a card cannot capture
-                logger.warning("steps of %d rows could not be captured, and are computed without a graph: %s", rows, error)
+                logger.warning("steps of %d rows could not be captured, and are computed without a graph: %s", step.rows, error)
                 self.capturing = False  # what is captured stays; other sizes are slower, but need less
             if found is None:
                 torch.cuda.empty_cache()
-                return self._step(body, rows, splits)
+                return self._step(body, step)
             if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
-        self._graphs.move_to_end(key)
+        self._graphs.move_to_end(step)
         graph, out = found
         graph.replay()
         return out
 
-    def _capture(self, body: Body, rows: int, splits: int) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _capture(self, body: Body, step: StepSize) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
@@ -152,11 +212,7 @@ class StepGraphs:
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may use the card meanwhile
             try:
-                out = body(self.inputs, self.inputs.columns(rows, splits), rows)
+                out = body(self.inputs, self.inputs.columns(step), step.rows)
             finally:
                 graph.capture_end()
         return graph, out
-
-
-def _padded(rows: int) -> int:
-    return min(size for size in SIZES if size >= rows)

@@ -100,7 +100,7 @@ class TritonModel:
         half = dtype in (torch.bfloat16, torch.float16)
         self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
         self.capturable = device.type == "cuda"
-        self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden))
+        self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden, tile=self._tile))
 
         self.allocate_kv(kv_blocks)
 
@@ -116,10 +116,10 @@ class TritonModel:
             layer.kv = memory[place]
         self.kv_blocks = groups.rows_within(self.layers, blocks)
 
-    def step_inputs(self, segments: int = 1, hidden: int = 0) -> StepInputs:
-        """Of captured steps through so many segments of this model. hidden: as in StepInputs."""
+    def step_inputs(self, segments: int = 1, hidden: int = 0, tile: int = 0) -> StepInputs:
+        """Of captured steps through so many segments of this model. hidden, tile: as in StepInputs."""
         groups = segments * self._groups.count
-        return StepInputs(self.device, self.spec.kv_heads, self.block_size, groups=groups, hidden=hidden)
+        return StepInputs(self.device, self.spec.kv_heads, self.block_size, groups=groups, hidden=hidden, tile=tile)
 
     @torch.inference_mode()
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
@@ -190,7 +190,7 @@ class TritonModel:
         out.view(n, spec.heads, spec.head_dim).copy_(found.squeeze(0).transpose(0, 1))
 
     def _captured(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:
-        """A step of decodes whose hidden states are in `inputs`, as the graph of one size has it."""
+        """A step whose hidden states are in `inputs`, as the graph of one size has it."""
         residual = Residual(inputs.hidden[:rows].clone())
         self.advance(residual, columns)
         out = residual.norm(None, self.spec.norm_eps, self.dtype)
