@@ -42,9 +42,19 @@ class FakeSegment:
     """It has a pass for each group of layers. They share its memory, in different blocks.
 
     windows: of each group: a token sees this many positions, itself included.
+    device: by default a card of its own.
     """
 
-    def __init__(self, start: int, end: int, kv_blocks: int, block_size: int, windows: Windows = (None,)) -> None:
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        kv_blocks: int,
+        block_size: int,
+        windows: Windows = (None,),
+        device: torch.device | None = None,
+    ) -> None:
+        self.device = device or torch.device("cuda", start)
         self.layers, self.kv_blocks, self._size, self._windows = LayerRange(start, end), kv_blocks, block_size, windows
         self.weight_hash = "fake"
         self._kv = [-1] * ((kv_blocks * len(windows) + 1) * block_size)
@@ -223,10 +233,16 @@ def oracle(
 
 
 def make_engine(
-    config: EngineConfig, *, stages: int = 1, blocks: int = 32, windows: Windows = (None,), decodes: bool = False
+    config: EngineConfig,
+    *,
+    stages: int = 1,
+    blocks: int = 32,
+    windows: Windows = (None,),
+    decodes: bool = False,
+    device: torch.device | None = None,
 ) -> Engine:
-    """An engine over fake stages, not started: a test turns it by hand. decodes: as for FakeEnds."""
-    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, windows) for i in range(stages)]
+    """An engine over fake stages, not started: a test turns it by hand. decodes: as for FakeEnds. device: as for FakeSegment."""
+    segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, windows, device) for i in range(stages)]
     pipe = Pipe("fake", stages * 2, segments, kv_windows=windows)
     return Engine(config, pipe, FakeEnds(decodes=decodes), lambda skip_special: FakeStream())
 

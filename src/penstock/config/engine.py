@@ -22,7 +22,7 @@ class EngineConfig:
     crowd_chunk: prompt tokens per step while more sequences wait for their first token than decode; None for `chunk`, and on a
         GPU for `idle_chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
-    window: NetworkJobs in flight at once; None for one per segment.
+    window: NetworkJobs in flight at once; None for one per device where all layers are local, else found by measuring.
     gpu_memory: the share of a GPU's memory that may be in use once a model is loaded.
     time_parts: record how long each part of an answer takes; `print_times` does so, too, and logs it.
     """

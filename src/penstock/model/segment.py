@@ -29,6 +29,7 @@ class Segment(Protocol):
     """The interface of a layer range to the engine."""
 
     layers: LayerRange
+    device: torch.device
     kv_blocks: int  # capacity of its KV memory: blocks of all its layers
     weight_hash: str
 

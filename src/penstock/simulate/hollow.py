@@ -62,6 +62,8 @@ class HollowHidden:
 class HollowSegment:
     """`spend` is called with the number of tokens and layers of each pass."""
 
+    device = torch.device("cpu")
+
     def __init__(self, layers: LayerRange, kv_blocks: int, spend: Callable[[int, int], None]) -> None:
         self.layers = layers
         self.kv_blocks = kv_blocks

@@ -7,6 +7,7 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -217,6 +218,22 @@ def test_sequences_that_only_decode_take_steady_steps(stages: int) -> None:
         assert tokens(updates) == oracle([1, 2, 3 + i], LONG, stages=stages, seed=1)
     assert engine.stats.generated_tokens == 120
     assert engine.stats.steps < 60
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+def test_segments_on_one_card_compute_all_sequences_together(stages: int) -> None:
+    """Two batches would each take a whole step's time of the card."""
+    engine = make_engine(EngineConfig(block_size=4), stages=stages, blocks=100, device=torch.device("cuda", 1))
+    sizes = count_steady(engine)
+    asked = []
+    for i in range(3):
+        asked.append(submit(engine, [1, 2, 3 + i], arrival=float(i)))
+        for _ in range(2 * stages + 3):  # in the middle of the steps of those before
+            engine.turn()
+    finish(engine)
+    assert sizes.count(3) >= 20
+    for i, (_, updates) in enumerate(asked):
+        assert tokens(updates) == oracle([1, 2, 3 + i], LONG, stages=stages, seed=1)
 
 
 def test_those_that_are_left_go_on_when_one_ends() -> None:

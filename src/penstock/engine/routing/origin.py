@@ -63,7 +63,7 @@ class Origin:
         self.ends_seconds = 0.0  # seconds that embedding and head take, smoothed
         self.opener = RouteOpener(config, routing, pipe, host, clock)
         self._token_bytes = row_bytes(pipe.hidden_format, routing.width)
-        self.pacing = Pacing(config, sequences, pipe.node, self._token_bytes)
+        self.pacing = Pacing(config, sequences, pipe, self._token_bytes)
         self._config = config
         self._width = routing.width
         self._pipe = pipe
@@ -307,7 +307,7 @@ class Origin:
         if route is None:
             return
         self.route, self._next_number = route, 0
-        self.pacing = Pacing(self._config, self.sequences, self._pipe.node, self._token_bytes)
+        self.pacing = Pacing(self._config, self.sequences, self._pipe, self._token_bytes)
         config = self._config
         pool = BlockPool(route.blocks, config.block_size, prefix_cache=config.prefix_cache, windows=self._pipe.kv_windows)
         self.sequences.use(pool, len(route.hops))

@@ -9,16 +9,18 @@ from penstock.engine.routing.route_health import Station
 from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.routing.window import Window
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
+from penstock.pipes.pipe import Pipe
 
 
 class Pacing:
     """Of one route; a new route is paced anew."""
 
-    def __init__(self, config: EngineConfig, sequences: EngineSequenceManager, node: str, token_bytes: int) -> None:
+    def __init__(self, config: EngineConfig, sequences: EngineSequenceManager, pipe: Pipe, token_bytes: int) -> None:
         self.window = Window()
         self._config = config
         self._sequences = sequences
-        self._node = node
+        self._pipe = pipe
+        self._node = pipe.node
         self._token_bytes = token_bytes
 
     def size(self, tokens: int) -> int:
@@ -29,7 +31,7 @@ class Pacing:
         if self._config.window is not None:
             return min(self._config.window, route.credits)
         if route.nodes == {self._node}:
-            return len(route.hops)
+            return len({segment.device for segment in self._pipe.segments})  # what one device computes is best in one batch
         if not self.window.measured:
             return len(route.nodes)
         chunk = self._chunk()
