@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--mixed", type=int, default=0, metavar="N", help="N requests at once, with prompts of 32 to 512 tokens")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--chunk", type=int, default=512)
+    parser.add_argument("--chunk", type=int, help="prompt tokens of a step beside decodes; default: the engine's own")
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, metavar="JSON", help="SamplingParams")
     parser.add_argument("--segments", type=int, default=1, metavar="N", help="cut the layers into N segments")
     parser.add_argument("--context", type=int, default=0, metavar="N", help="the streams of each batch behind N tokens")

@@ -116,7 +116,7 @@ class LLM:
         network: str | None = None,
         progress: Progress | None = None,
         policy: str = "lrs",
-        chunk: int = 512,
+        chunk: int | None = None,
         idle_chunk: int | None = None,
         crowd_chunk: int | None = None,
         step_target: float | None = None,

@@ -383,7 +383,7 @@ def test_prompts_are_read_in_larger_pieces_while_more_wait_than_decode(newcomers
 def test_a_gpu_reads_larger_pieces_unless_the_settings_say_otherwise() -> None:
     assert EngineConfig().on("cpu") == EngineConfig()
     ours, set_by_user = EngineConfig().on("cuda"), EngineConfig(idle_chunk=1000, crowd_chunk=600).on("cuda")
-    assert (ours.chunk, ours.idle_chunk, ours.crowd_chunk, ours.max_pass_tokens) == (512, 4096, 4096, 4096)
+    assert (ours.chunk, ours.idle_chunk, ours.crowd_chunk, ours.max_pass_tokens) == (256, 4096, 4096, 4096)
     assert (set_by_user.idle_chunk, set_by_user.crowd_chunk) == (1000, 600)
 
 

@@ -11,14 +11,16 @@ POLICY_NAMES = ("fcfs", "edf", "lrs")
 MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
 IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
 GPU_CHUNK = 4096  # tokens that keep a GPU busy
+CPU_BUSY_CHUNK = 512
+GPU_BUSY_CHUNK = 256  # with 512, tokens of others come four times as late as without prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Scheduling and memory settings of an engine.
 
-    chunk: prompt tokens per step while other sequences decode.
-    idle_chunk: prompt tokens per step while none does; None for four times `chunk`, and on a GPU for at least 4096.
+    chunk: prompt tokens per step while other sequences decode; None for 512, and on a GPU for 256. `busy_chunk` has the number.
+    idle_chunk: prompt tokens per step while none does; None for four times as many, and on a GPU for at least 4096.
     crowd_chunk: prompt tokens per step while more sequences wait for their first token than decode; None for `chunk`, and on a
         GPU for `idle_chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
@@ -28,7 +30,7 @@ class EngineConfig:
     """
 
     policy: str = "lrs"
-    chunk: int = 512
+    chunk: int | None = None
     idle_chunk: int | None = None
     crowd_chunk: int | None = None
     step_target: float | None = None
@@ -44,7 +46,7 @@ class EngineConfig:
         if self.policy not in POLICY_NAMES:
             raise ConfigError(f"There is no policy '{self.policy}'.", hint=f"Use one of: {', '.join(POLICY_NAMES)}.")
         for name in ("chunk", "max_sequences", "block_size", "idle_chunk", "crowd_chunk", "window"):
-            if getattr(self, name) is not None or name not in ("idle_chunk", "crowd_chunk", "window"):
+            if getattr(self, name) is not None or name in ("max_sequences", "block_size"):
                 check_whole(name, getattr(self, name), minimum=1)
         target = self.step_target
         if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
@@ -55,15 +57,20 @@ class EngineConfig:
             raise unusable("gpu_memory", share, "Give a share of the GPU's memory, such as 0.9.")
 
     @property
+    def busy_chunk(self) -> int:
+        return self.chunk or CPU_BUSY_CHUNK
+
+    @property
     def max_pass_tokens(self) -> int:
         """The most prompt tokens that one pass takes of one origin."""
         if self.step_target is not None:
             return MAX_CHUNK
-        return max(2 * self.chunk, self.idle_chunk or IDLE_FACTOR * self.chunk, self.crowd_chunk or 0)
+        return max(2 * self.busy_chunk, self.idle_chunk or IDLE_FACTOR * self.busy_chunk, self.crowd_chunk or 0)
 
     def on(self, device: str) -> EngineConfig:
         """These settings for a kind of device: cpu, cuda or mps. What the user has set stays."""
         if device == "cpu":
             return self
-        idle = self.idle_chunk or max(GPU_CHUNK, IDLE_FACTOR * self.chunk)
-        return replace(self, idle_chunk=idle, crowd_chunk=self.crowd_chunk or idle)
+        chunk = self.chunk or GPU_BUSY_CHUNK
+        idle = self.idle_chunk or max(GPU_CHUNK, IDLE_FACTOR * chunk)
+        return replace(self, chunk=chunk, idle_chunk=idle, crowd_chunk=self.crowd_chunk or idle)

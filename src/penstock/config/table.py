@@ -313,7 +313,13 @@ SETTINGS = (
         kinds.one_of(*POLICY_NAMES),
         "Which request goes first: by arrival (fcfs), deadline (edf) or slack (lrs).",
     ),
-    Setting("prefill_chunk_size", WHOLE, "Prompt tokens per step while answers are running.", field=(EngineConfig, "chunk")),
+    Setting(
+        "prefill_chunk_size",
+        WHOLE,
+        "Prompt tokens per step while answers are running; by default 512, on a GPU 256.",
+        field=(EngineConfig, "chunk"),
+        sample=512,
+    ),
     Setting(
         "scheduler.idle_chunk",
         WHOLE,

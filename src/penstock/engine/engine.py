@@ -344,7 +344,7 @@ class Engine:
                 hint = "`penstock network status` shows which node holds what, and what to run."
                 raise NotReady(missing, hint=hint)
             # fixed here, so that later predictions do not reorder jobs
-            reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.chunk)
+            reading = self._predictor.prefill(len(job.prompt_ids) + len(job.request.resume), self.config.busy_chunk)
             wanted = job.request.deadline or fair_deadline(reading)
             job.deadline = max(wanted, reading)  # an impossible deadline would come before all possible ones
             self.sequences.add(job)

@@ -70,7 +70,7 @@ class Pacing:
         """Tokens of the chunks in which prompts are being read; 0 if there are none."""
         sequences = self._sequences
         reading = sequences.queued or any(len(seq.tokens) > seq.scheduled + 1 for seq in sequences.holders.values())
-        return min(self._config.chunk, self.window.max_chunk) if reading else 0
+        return min(self._config.busy_chunk, self.window.max_chunk) if reading else 0
 
     def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:
         """By node: seconds of compute, and of the transfer to it. Reported by other nodes, so no more than has passed."""

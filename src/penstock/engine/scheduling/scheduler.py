@@ -74,7 +74,7 @@ class Scheduler:
         reach: rows that the pool may grow to; a prompt that would fit then waits for them.
         max_chunk: tokens of prompts that the links of the route carry well in one NetworkJob.
         """
-        ranking = Ranking(self._config.policy, now, self._predictor, self._config.chunk)
+        ranking = Ranking(self._config.policy, now, self._predictor, self._config.busy_chunk)
         need = KvNeed(pool.windows, pool.block_size, self._config.max_pass_tokens)
         held = Holders(holders, pool, need)
         round_ = _Round(pool, need, self._config, held, lambda seq: self._urgency(seq, now), reach or pool.capacity)
@@ -114,11 +114,11 @@ class Scheduler:
         if config.step_target is None:
             # long passes are faster, but they stall decodes and leave other stages of a pipeline idle
             if pipelined:
-                return config.chunk
+                return config.busy_chunk
             if not held.decoding:
-                return config.idle_chunk or IDLE_FACTOR * config.chunk
+                return config.idle_chunk or IDLE_FACTOR * config.busy_chunk
             crowd = waiting + len(held.all) - held.decoding > held.decoding
-            return (config.crowd_chunk if crowd else None) or config.chunk
+            return (config.crowd_chunk if crowd else None) or config.busy_chunk
         context = sum(seq.step_processed for seq in decodes)
         # if decodes alone take the whole target, prompts get as much again: otherwise none would ever be read
         target = max(config.step_target, 2 * self._predictor.step(len(decodes), context))
@@ -126,7 +126,7 @@ class Scheduler:
 
     def _urgency(self, seq: Sequence, now: float) -> Urgency:
         """Sort key, lower first: priority, then the policy, then arrival, then the order of outputs."""
-        remaining = self._predictor.prefill(seq.remaining, self._config.chunk)
+        remaining = self._predictor.prefill(seq.remaining, self._config.busy_chunk)
         return (-seq.job.effective_priority, self._policy(seq, now, remaining), seq.job.arrival, seq.seq_id)
 
 

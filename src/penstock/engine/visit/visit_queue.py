@@ -67,7 +67,7 @@ class VisitQueue:
             if self._batch_key(visit) == key:
                 lines.setdefault(visit.job.route, []).append(visit)
         batch: list[Visit] = []
-        room = 2 * self._context.config.chunk + self._context.config.max_sequences  # so that two with a chunk and decodes fit
+        room = 2 * self._context.config.busy_chunk + self._context.config.max_sequences  # two with a chunk and decodes fit
         for line in lines.values():  # those that find no room are the oldest in a later pass
             if not batch or line[0].tokens <= room:
                 batch.append(line[0])

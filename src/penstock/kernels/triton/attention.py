@@ -198,7 +198,7 @@ def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
         GROUPS=paged.groups,
         KEYS=32 if wide else KEYS,
         num_warps=4,
-        num_stages=2 if wide else 3,
+        num_stages=2,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -166,7 +167,6 @@ class StepGraphs:
         self._graphs: OrderedDict[StepSize, tuple[torch.cuda.CUDAGraph, Tensor]] = OrderedDict()
         self._seen: set[StepSize] = set()
         self._pool: Any = None
-        self._stream: torch.cuda.Stream | None = None
         self.capturing = True  # False computes every step without a graph
 
     def run(self, body: Body, batch: Batch, *, ids: Sequence[int] | None = None, hidden: Tensor | None = None) -> Tensor:
@@ -206,13 +206,18 @@ class StepGraphs:
         graph = torch.cuda.CUDAGraph()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         # not `torch.cuda.graph`, which gives the memory of passes without a graph back to the card each time
         torch.cuda.synchronize()
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may use the card meanwhile
             try:
                 out = body(self.inputs, self.inputs.columns(step), step.rows)
             finally:
                 graph.capture_end()
         return graph, out
+
+
+@cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """One for all models: cuBLAS keeps memory for every stream that it has been used on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
