@@ -24,7 +24,9 @@ class LegLog:
 
     def arrived(self, number: int) -> None:
         with self._lock:
-            if number in self._missing:
+            if number == self._newest + 1:  # in order, as nearly all come
+                self._newest = number
+            elif number in self._missing:
                 del self._missing[number]
             elif number <= self._newest:
                 return  # a duplicate, or so late that it was forgotten
@@ -32,6 +34,7 @@ class LegLog:
                 self._advance(number)
                 del self._missing[number]
             self._here.add(number)
+            self._forget_oldest()
 
     def marked(self, number: int) -> None:
         """Record that all NetworkJobs up to this one were sent before."""
@@ -67,9 +70,13 @@ class LegLog:
         """Every number between the newest and this one should have come."""
         if number <= self._newest:
             return
-        now, oldest = self._clock(), number - MAX_REMEMBERED
-        self._missing |= dict.fromkeys(range(max(self._newest + 1, oldest), number + 1), now)
+        first = max(self._newest + 1, number - MAX_REMEMBERED)
+        self._missing |= dict.fromkeys(range(first, number + 1), self._clock())
         self._newest = number
+        self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
         if len(self._missing) > MAX_REMEMBERED or len(self._here) > MAX_REMEMBERED:
+            oldest = self._newest - MAX_REMEMBERED
             self._missing = {missing: since for missing, since in self._missing.items() if missing > oldest}
             self._here = {here for here in self._here if here > oldest}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import median
 
 FIRST_CHUNK = 128  # tokens of a prompt until links were measured: a slow one would be busy with a large chunk for long
@@ -170,19 +170,17 @@ class Window:
             self.size, self._votes = min(max(best, self.size - step), self.size + step), 0
 
     def cycle(self, decodes: int, size: int) -> float:
-        return self._cycles(decodes, [size])[0]
+        return next(self._cycles(decodes, [size]))
 
-    def _cycles(self, decodes: int, sizes: Sequence[int]) -> list[float]:
+    def _cycles(self, decodes: int, sizes: Iterable[int]) -> Iterator[float]:
         """The cycle for each size."""
         lines = [line.line for line in (*(self._decoding or self._lines).values(), *self._links.values())]
         all_starts = self.hops + sum([start for start, _ in lines])
         all_slopes = sum([slope for _, slope in lines])
-        cycles = []
         for size in sizes:
             part = decodes / size
             slowest = max([start + slope * part for start, slope in lines], default=0.0)
-            cycles.append(max(size * slowest, all_starts + all_slopes * part))
-        return cycles
+            yield max(size * slowest, all_starts + all_slopes * part)
 
     def _for_decodes(self, decodes: int, max_size: int) -> int:
         """The size with the shortest cycle, or the present one if that is hardly worse."""
@@ -190,8 +188,12 @@ class Window:
         present = min(self.size, largest)
         sizes = [present, *(size for size in SIZES if size < largest), largest]
         cycles = self._cycles(decodes, sizes)
-        best = min(range(len(sizes)), key=lambda index: (cycles[index], sizes[index]))
-        return sizes[best] if cycles[best] < MIN_GAIN * cycles[0] else present
+        of_present, best, shortest = next(cycles), present, math.inf
+        for size, cycle in zip(sizes[1:], cycles, strict=False):
+            if cycle >= shortest:
+                break  # it grows from here on: one part of it rises with the size, and the other one falls
+            best, shortest = size, cycle
+        return best if shortest < MIN_GAIN * of_present else present
 
     def for_chunks(self, chunk: int) -> int:
         """The size that keeps the slowest node or link busy, all but SLACK of the time: one more would hold up what comes next.

@@ -10,7 +10,7 @@ DECAY = 0.98  # weight of all earlier steps at each new one
 WARMUP_STEPS = 20  # before outliers are clipped
 OUTLIER_FACTOR = 3.0  # longest observed step, as a multiple of its prediction
 PRIOR = (5e-3, 1e-3, 1e-7)  # seconds per step, per token, per token of context; replaced by what is observed
-SCALE = (1.0, 100.0, 10000.0)  # keeps the three columns of the fit of similar size
+TOKEN_SCALE, CONTEXT_SCALE = 100.0, 10000.0  # keep the three columns of the fit of similar size
 
 
 class StepTimePredictor:
@@ -21,7 +21,7 @@ class StepTimePredictor:
     """
 
     def __init__(self) -> None:
-        self._fit = (PRIOR[0] * SCALE[0], PRIOR[1] * SCALE[1], PRIOR[2] * SCALE[2])
+        self._fit = (PRIOR[0], PRIOR[1] * TOKEN_SCALE, PRIOR[2] * CONTEXT_SCALE)
         self._covariance = (1e3, 0.0, 0.0, 1e3, 0.0, 1e3)  # xx, xy, xz, yy, yz, zz: it is symmetric
         self._weights = PRIOR
         self._seen = 0
@@ -37,18 +37,18 @@ class StepTimePredictor:
         self._seen += 1
         if self._seen > WARMUP_STEPS:  # another process had the machine for a moment
             seconds = min(seconds, OUTLIER_FACTOR * max(self.step(tokens, context), 1e-4))
-        x, y, z = 1.0 / SCALE[0], tokens / SCALE[1], context / SCALE[2]
+        y, z = tokens / TOKEN_SCALE, context / CONTEXT_SCALE  # beside a column of ones
         xx, xy, xz, yy, yz, zz = self._covariance
-        u, v, w = xx * x + xy * y + xz * z, xy * x + yy * y + yz * z, xz * x + yz * y + zz * z
-        divisor = DECAY + x * u + y * v + z * w
+        u, v, w = xx + xy * y + xz * z, xy + yy * y + yz * z, xz + yz * y + zz * z
+        divisor = DECAY + u + y * v + z * w
         a, b, c = self._fit
-        correction = (seconds - x * a - y * b - z * c) / divisor
+        correction = (seconds - a - y * b - z * c) / divisor
         a, b, c = self._fit = (a + u * correction, b + v * correction, c + w * correction)
         xx, yy, zz = (xx - u * u / divisor) / DECAY, (yy - v * v / divisor) / DECAY, (zz - w * w / divisor) / DECAY
         if xx + yy + zz < 1e6:  # without variety in the steps it grows without bound
             xy, xz, yz = (xy - u * v / divisor) / DECAY, (xz - u * w / divisor) / DECAY, (yz - v * w / divisor) / DECAY
             self._covariance = (xx, xy, xz, yy, yz, zz)
-        self._weights = (max(a / SCALE[0], 0.0), max(b / SCALE[1], 0.0), max(c / SCALE[2], 0.0))
+        self._weights = (a if a > 0 else 0.0, b / TOKEN_SCALE if b > 0 else 0.0, c / CONTEXT_SCALE if c > 0 else 0.0)
 
     def step(self, tokens: int, context: int) -> float:
         a, b, c = self._weights
