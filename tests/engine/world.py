@@ -262,7 +262,7 @@ class World(SimulatedNetwork):
                 assert origin.sequences.pool.held == 0
                 if origin.in_flight or origin.returned:
                     return False
-            if node.engine._processor.in_flight:
+            if node.engine._processor.visits:
                 return False
         return not any(lease.pool.held or lease.replicas for _, lease in self._leases())
 

@@ -38,17 +38,24 @@ class NextLayer(Enum):
     COMPLETE = auto()  # all layers are done
 
 
+# Names for members that every visit asks for: before Python 3.12, to get an attribute of an Enum takes as long as a call.
+VALIDATING, EMBED, PROCESS_LAYERS, HEAD, SEND, DONE = JobState
+MISSING, LOCAL, REMOTE, COMPLETE = NextLayer
+TOKENIZE_STEP, EMBED_STEP, LAYER_STEP, NORM_STEP, HEAD_STEP = ComputeStep
+ENTERING = TOKENIZE_STEP, EMBED_STEP
+
+
 class Facts(NamedTuple):
     """Everything that a transition may depend on."""
 
-    step: ComputeStep = ComputeStep.LAYER
+    step: ComputeStep = LAYER_STEP
     job_exists: bool = True  # it is one that this node knows, with Spans left to work on
     pipe_complete: bool = True  # all layers are held somewhere, and its route is open
     at_origin: bool = True
     has_ends: bool = True
     prefill_left: bool = False  # no row of the Span is wanted: it is a chunk, and more of its prompt follows
     grantable: bool = True  # ... some of which is not in flight
-    next_layer: NextLayer = NextLayer.LOCAL
+    next_layer: NextLayer = LOCAL
     update_sent: bool = True
     complete: bool = False  # end of text, a stop, or the length limit
 
@@ -58,46 +65,41 @@ class IllegalTransition(AssertionError):
 
 
 def next_state(state: JobState, facts: Facts) -> JobState:
-    match state:
-        case JobState.VALIDATING:
-            return _after_validating(facts)
-        case JobState.EMBED:
-            if not facts.update_sent:
-                return JobState.DONE
-            return _towards(facts.next_layer)
-        case JobState.PROCESS_LAYERS:
-            if facts.next_layer is NextLayer.COMPLETE:
-                return JobState.VALIDATING if facts.at_origin else JobState.SEND
-            return _towards(facts.next_layer)
-        case JobState.HEAD:
-            ended = facts.complete or not facts.update_sent
-            return JobState.DONE if ended or not facts.job_exists or not facts.pipe_complete else JobState.EMBED
-        case JobState.SEND:
-            return JobState.DONE
+    if state is VALIDATING:
+        return _after_validating(facts)
+    if state is EMBED:
+        return _towards(facts.next_layer) if facts.update_sent else DONE
+    if state is PROCESS_LAYERS:
+        if facts.next_layer is COMPLETE:
+            return VALIDATING if facts.at_origin else SEND
+        return _towards(facts.next_layer)
+    if state is HEAD:
+        ended = facts.complete or not facts.update_sent
+        return DONE if ended or not facts.job_exists or not facts.pipe_complete else EMBED
+    if state is SEND:
+        return DONE
     raise IllegalTransition(f"{state.name} has no next state")
 
 
 def _after_validating(facts: Facts) -> JobState:
     if not facts.job_exists or not facts.pipe_complete:
-        return JobState.DONE
-    match facts.step:
-        case ComputeStep.TOKENIZE | ComputeStep.EMBED:
-            return JobState.EMBED
-        case ComputeStep.LAYER:
-            return JobState.PROCESS_LAYERS
+        return DONE
+    if facts.step is LAYER_STEP:
+        return PROCESS_LAYERS
+    if facts.step in ENTERING:
+        return EMBED
     if not facts.at_origin or not facts.has_ends:
-        return JobState.DONE
+        return DONE
     if not facts.prefill_left:
-        return JobState.HEAD
-    return JobState.EMBED if facts.grantable else JobState.DONE
+        return HEAD
+    return EMBED if facts.grantable else DONE
 
 
 def _towards(next_layer: NextLayer) -> JobState:
-    match next_layer:
-        case NextLayer.LOCAL:
-            return JobState.PROCESS_LAYERS
-        case NextLayer.REMOTE:
-            return JobState.SEND
-        case NextLayer.MISSING:
-            return JobState.DONE
+    if next_layer is LOCAL:
+        return PROCESS_LAYERS
+    if next_layer is REMOTE:
+        return SEND
+    if next_layer is MISSING:
+        return DONE
     raise IllegalTransition("freshly embedded tokens cannot have passed all layers")

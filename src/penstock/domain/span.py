@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple
 
-from penstock.domain.fsm import ComputeStep
+from penstock.domain.fsm import EMBED_STEP, ComputeStep
 from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.route import RouteId
 
@@ -75,6 +75,9 @@ class Verdict(Enum):
     FAILED = auto()  # the computation failed there
 
 
+APPEND = Verdict.APPEND  # quicker to get than as its attribute: nearly every Span asks for it
+
+
 class Refusal(NamedTuple):
     """A Span that a stage refused, and why. It returns to the origin with its NetworkJob."""
 
@@ -104,7 +107,7 @@ class NetworkJob:
     refusals: list[Refusal] = field(default_factory=list)
     services: list[float] = field(default_factory=list)  # seconds of compute at each segment passed so far
     transfers: list[float] = field(default_factory=list)  # seconds on the links between nodes that it has crossed so far
-    step: ComputeStep = ComputeStep.EMBED
+    step: ComputeStep = EMBED_STEP
     current_layer: int = 0
     hidden: Any = None  # a tensor, or PackedHidden off the wire
     sent: float = field(default=0.0, compare=False)  # the clock of the node that sent it last
@@ -147,7 +150,7 @@ class PackedHidden(NamedTuple):
 def verdict_on(kv_len: int, span: Span) -> Verdict:
     """What to do with a Span of the current attempt, given the length of its KV log."""
     if span.start_pos == kv_len:
-        return Verdict.APPEND
+        return APPEND
     if span.end <= kv_len:
         return Verdict.DUPLICATE
     return Verdict.GAP if span.start_pos > kv_len else Verdict.MALFORMED

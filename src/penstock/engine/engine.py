@@ -14,7 +14,7 @@ from functools import partial
 
 from penstock.config.engine import EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.fsm import ComputeStep, Facts, JobState, next_state
+from penstock.domain.fsm import DONE, HEAD_STEP, TOKENIZE_STEP, VALIDATING, Facts, next_state
 from penstock.domain.job import Job
 from penstock.domain.kv_need import KvNeed
 from penstock.domain.messages import (
@@ -190,7 +190,7 @@ class Engine:
     @property
     def resting(self) -> bool:
         """Whether a turn would find nothing to do, on a node that only runs layers for others."""
-        return not self._processor.in_flight and isinstance(self.origin, NoOrigin) and self._inbox.empty
+        return not self._processor.visits and isinstance(self.origin, NoOrigin) and self._inbox.empty
 
     @property
     def running(self) -> bool:
@@ -285,7 +285,7 @@ class Engine:
             if networked:
                 self.host.on_granted(job)
             self._processor.accept(job)
-        if not self._processor.in_flight:
+        if not self._processor.visits:
             return decided
         self._processor.step()
         return True
@@ -325,8 +325,9 @@ class Engine:
         """Return the bytes of NetworkJobs that wait for earlier ones or for a pass, by sender. They are counted anew each time,
         since there are many ways for them to be used or dropped."""
         waiting: dict[str, int] = {}
-        self._processor.count_pending(waiting)
-        self.host.count_pending(waiting)
+        self._processor.visits.count_pending(waiting)
+        if self.host.reordering:
+            self.host.count_pending(waiting)
         return waiting
 
     def idle_timeout(self) -> float | None:
@@ -339,8 +340,8 @@ class Engine:
         """Take a new job from VALIDATING to EMBED, where it waits for the scheduler."""
         try:
             missing = self.pipe.explain()  # read once, since the network may change at any time
-            facts = Facts(step=ComputeStep.TOKENIZE, pipe_complete=not missing)
-            if next_state(JobState.VALIDATING, facts) is JobState.DONE:
+            facts = Facts(step=TOKENIZE_STEP, pipe_complete=not missing)
+            if next_state(VALIDATING, facts) is DONE:
                 hint = "`penstock network status` shows which node holds what, and what to run."
                 raise NotReady(missing, hint=hint)
             # fixed here, so that later predictions do not reorder jobs
@@ -402,7 +403,7 @@ class Engine:
                 self.origin.on_bounce(sender, message)
 
     def _handle_job(self, sender: str, job: NetworkJob) -> None:
-        if job.step is ComputeStep.HEAD:
+        if job.step is HEAD_STEP:
             self._processor.accept_returned(sender, job)
             return
         arrived = self.host.arrive(sender, job)

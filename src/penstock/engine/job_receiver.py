@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
-from penstock.domain.fsm import ComputeStep
+from penstock.domain.fsm import HEAD_STEP
 from penstock.domain.messages import (
     AskWeights,
     Bounce,
@@ -118,7 +118,7 @@ class JobReceiver:
         return [engine for engine in engines if engine.concerns(message.route)] or engines[:1]
 
     def _is_from_predecessor(self, sender: str, job: NetworkJob) -> bool:
-        back = job.step is ComputeStep.HEAD
+        back = job.step is HEAD_STEP
         for engine in list(self._engines.values()):
             if (engine.origin if back else engine.host).is_predecessor(sender, job.route):
                 return True

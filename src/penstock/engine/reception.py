@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from penstock.domain.fsm import ComputeStep
+from penstock.domain.fsm import HEAD_STEP
 from penstock.domain.messages import Control, Mark, Message, Ping
 from penstock.domain.span import NetworkJob
 from penstock.engine.commands import Deliver
@@ -66,7 +66,7 @@ class Reception:
             self._count_refused("backlog", sender)
             return
         if isinstance(message, NetworkJob):
-            (self._origin if message.step is ComputeStep.HEAD else self._host).on_arrival(sender, message, size)
+            (self._origin if message.step is HEAD_STEP else self._host).on_arrival(sender, message, size)
         self._inbox.put(Deliver(sender, message, self._clock(), memory))
 
     def reply(self, node: str, message: Control) -> None:

@@ -169,7 +169,7 @@ def test_what_is_counted_is_what_is_in_memory_and_nothing_is_left_in_the_end(scr
         host.clock.now += 0.1
         host.work()
         assert (host.counted, host.in_memory) == (0, 0)
-        assert host.engine._processor.in_flight == 0
+        assert len(host.engine._processor.visits) == 0
 
 
 def test_a_pass_frees_what_it_took_for_others() -> None:

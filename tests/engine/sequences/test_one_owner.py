@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from penstock.domain.job import SequenceState
+
 SOURCE = Path(__file__).parents[3] / "src/penstock"
 MANAGERS = SOURCE / "engine/sequences"
 CURSORS = {"scheduled", "stage_processed", "step_processed", "incarnation", "attempt", "committed", "furthest", "kv_len"}
+STATES = SequenceState.__members__
 
 
 def changes(code: str) -> list[str]:
@@ -19,7 +22,7 @@ def changes(code: str) -> list[str]:
             if node.attr in CURSORS or (on_a_sequence and node.attr in ("state", "tokens", "table")):
                 found.append(node.attr)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "move":
-            found += ["move" for argument in node.args if ast.unparse(argument).startswith("SequenceState.")]
+            found += ["move" for argument in node.args if ast.unparse(argument).removeprefix("SequenceState.") in STATES]
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("seq.tokens.append", "seq.tokens.extend"):
             found.append("tokens")
     return found
@@ -33,6 +36,6 @@ def test_only_the_sequence_managers_change_a_sequence() -> None:
 def test_such_a_change_is_found() -> None:
     assert changes("seq.step_processed += 1") == ["step_processed"]
     assert changes("seq.a, seq.attempt = 1, 2") == ["attempt"]
-    assert changes("grant.seq.move(SequenceState.PAUSED)") == ["move"]
+    assert changes("grant.seq.move(SequenceState.PAUSED)") == changes("grant.seq.move(PAUSED)") == ["move"]
     assert changes("seq.tokens.append(1)") == ["tokens"]
     assert set(changes((MANAGERS / "engine_sequences.py").read_text(encoding="utf-8"))) >= {"move", "tokens"}

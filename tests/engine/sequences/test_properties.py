@@ -191,7 +191,7 @@ class World:
         assert not self.engine.turn()
         assert not self.engine.sequences.queued
         assert not self.engine.sequences.holders
-        assert self.engine._processor.in_flight == 0
+        assert len(self.engine._processor.visits) == 0
         assert self.engine.sequences.pool.held == 0
         for stage in self.engine.stages.values():
             assert own(stage).replicas == {}
@@ -238,7 +238,7 @@ class World:
                 assert replica.kv_len >= replica.stage_processed >= replica.step_processed
                 assert replica.state not in TERMINAL
         self.check_ledger()
-        assert self.engine._processor.in_flight <= self.window
+        assert len(self.engine._processor.visits) <= self.window
         assert sum(job.promoted for job, _ in self.jobs if job.open) <= 1, "one at a time"
         for job, updates in self.jobs:
             assert job.priority < 0 or not job.promoted, "only background jobs are lifted"
@@ -251,7 +251,7 @@ class World:
     def check_ledger(self) -> None:
         """When the stages have heard of everything, they hold what the origin has counted."""
         manager = self.engine.sequences
-        if manager.notices or self.engine.origin.in_flight or self.engine._processor.in_flight or self.broke:
+        if manager.notices or self.engine.origin.in_flight or self.engine._processor.visits or self.broke:
             return
         for lease in map(own, self.engine.stages.values()):
             assert lease.pool.available == manager.pool.available

@@ -100,7 +100,7 @@ def check_outcomes(outcomes: Sequence[Outcome], stages: int = 1) -> None:
 
 def check_nothing_left(engine: Engine) -> None:
     assert engine.sequences.pool.held == 0
-    assert engine._processor.in_flight == 0
+    assert len(engine._processor.visits) == 0
     assert all((own(stage).pool.held, own(stage).replicas) == (0, {}) for stage in engine.stages.values())
 
 
@@ -407,4 +407,4 @@ def test_a_visit_that_fails_without_its_spans_too_is_lost_and_counted_as_gone() 
     with pytest.raises(RuntimeError, match="a bug"):
         world.run(1.0)
     assert host.routes[route].jobs_here == 0
-    assert processor.in_flight == 0
+    assert len(processor.visits) == 0

@@ -142,9 +142,9 @@ def test_a_visit_whose_route_closes_while_it_waits_is_dropped_and_counted() -> N
     engine.deliver("a", NetworkJob(route.id, number, [], step=ComputeStep.LAYER, current_layer=2))
     engine.deliver("a", CloseRoute(route.id))
     engine.take_commands(wait=False)
-    assert engine._processor.in_flight == 1
+    assert len(engine._processor.visits) == 1
     engine.turn()
-    assert engine._processor.in_flight == 0
+    assert len(engine._processor.visits) == 0
     assert engine.stats.refused == {"closed_route": 1}
 
 
@@ -226,7 +226,7 @@ def _lose_the_route_in(state: JobState) -> None:
     node, processor = world["a"], world["a"].engine._processor
     node.engine.take_commands(wait=False)
     for _ in range(100):
-        if any(visit.state is state for visit in processor._visits):
+        if any(visit.state is state for visit in processor.visits):
             break
         if state is JobState.EMBED:  # a visit leaves it in the turn that grants it
             job, _ = node.origin.grant()

@@ -58,7 +58,7 @@ def check(engine: Engine) -> None:
     for stage in engine.stages.values():
         lease = own(stage)
         check_pool(lease.pool, [replica.table for replica in lease.replicas.values()])
-        if not (sequences.notices or engine.origin.in_flight or engine._processor.in_flight):
+        if not (sequences.notices or engine.origin.in_flight or engine._processor.visits):
             assert lease.pool.available == sequences.pool.available
             for seq in sequences.holders.values():
                 assert lease.replicas[seq.seq_id].kv_len >= seq.step_processed

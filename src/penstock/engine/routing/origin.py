@@ -133,8 +133,10 @@ class Origin:
             reach=route.reach,
             max_chunk=self.pacing.max_chunk(route),
         )
-        self.stats.prompt_tokens += sum(grant.n for grant in output.grants if not grant.seq.decoding)
-        steady = output.is_steady and len(output.grants) == len(sequences.holders)
+        prompt_tokens = output.prompt_tokens
+        self.stats.prompt_tokens += prompt_tokens
+        # only decodes, of all: then the next decision is the same, as long as nothing else changes
+        steady = not prompt_tokens and not output.has_events and len(output.grants) == len(sequences.holders)
         spans = sequences.on_schedule(output)
         self.steady_since = sequences.changes if steady else -1
         if not spans and (not sequences.has_new_notices or self.in_flight or self.returned):
@@ -206,7 +208,7 @@ class Origin:
         self.opener.on_success()
         self.route.served = True
         self.acknowledge(sent.notice)
-        if sent.tokens and self.route.nodes != {self._pipe.node}:
+        if sent.tokens and not self.route.is_local:
             decodes = sent.tokens == len(sent.spans)  # a prompt of one token counts as a decode
             self.pacing.measure(self.route, job, sent.tokens, now - sent.sent, decodes=decodes, ends=self.ends_seconds)
         last = self.route.hops[-1].node
@@ -402,7 +404,7 @@ class Origin:
         now = self._clock()
         if self.route is None:
             self._use(self.opener.tick())
-        if self.route is not None and self.route.nodes != {self._pipe.node}:
+        if self.route is not None and not self.route.is_local:
             self._check_health(self.route, now)
         if self.route is not None and (leaving := self._leaving(self.route)):
             self.lose_route(f"node {leaving} is leaving")

@@ -30,7 +30,7 @@ class Pacing:
     def max_in_flight(self, route: ActiveRoute) -> int:
         if self._config.window is not None:
             return min(self._config.window, route.credits)
-        if route.nodes == {self._node}:
+        if route.is_local:
             return len({segment.device for segment in self._pipe.segments})  # what one device computes is best in one batch
         if not self.window.measured:
             return len(route.nodes)
@@ -39,7 +39,7 @@ class Pacing:
 
     def max_chunk(self, route: ActiveRoute) -> int:
         """Tokens of prompts that fit into a NetworkJob, and that the links carry well."""
-        if route.nodes == {self._node}:
+        if route.is_local:
             return MAX_CHUNK
         largest = MAX_HIDDEN_BYTES // self.size(1) - self._config.max_sequences
         return max(1, min(largest, self.window.max_chunk))
@@ -52,14 +52,14 @@ class Pacing:
         """Record a NetworkJob of this many tokens that has returned. `ends`: seconds that embedding and head take."""
         services, transfers = self._times(route, job, elapsed)
         self.window.observe(tokens, elapsed, services, transfers, decodes=decodes, ends=(self._node, ends))
-        self.window.aim(sum(seq.decoding for seq in self._sequences.holders.values()), self._chunk(), route.credits)
+        self.window.aim(sum([seq.decoding for seq in self._sequences.holders.values()]), self._chunk(), route.credits)
 
     def step_times(self, route: ActiveRoute, job: NetworkJob, elapsed: float, here: float) -> tuple[float, float]:
         """Seconds of a NetworkJob at the slowest node or link of its way, and in all other places together.
 
         here: seconds of compute on this node since it returned.
         """
-        if route.nodes == {self._node}:
+        if route.is_local:
             return here, 0.0
         services, transfers = self._times(route, job, elapsed)
         services[self._node] = services.get(self._node, 0.0) + here
@@ -69,8 +69,8 @@ class Pacing:
     def _chunk(self) -> int:
         """Tokens of the chunks in which prompts are being read; 0 if there are none."""
         sequences = self._sequences
-        reading = sequences.queued or any(len(seq.tokens) > seq.scheduled + 1 for seq in sequences.holders.values())
-        return min(self._config.busy_chunk, self.window.max_chunk) if reading else 0
+        reading = [seq for seq in sequences.holders.values() if len(seq.tokens) > seq.scheduled + 1]
+        return min(self._config.busy_chunk, self.window.max_chunk) if reading or sequences.queued else 0
 
     def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:
         """By node: seconds of compute, and of the transfer to it. Reported by other nodes, so no more than has passed."""

@@ -57,11 +57,13 @@ class ActiveRoute:
     resized: int = 0  # number of the notice with our present size
     settled_at: float | None = None  # when all stages had it: later grants take it into account
     nodes: frozenset[str] = field(init=False)
+    is_local: bool = field(init=False)  # all layers are on the origin itself
     health: RouteHealth = field(init=False)
     returns: LegLog = field(init=False)  # of the way back
 
     def __post_init__(self) -> None:
         self.nodes = frozenset(hop.node for hop in self.hops)
+        self.is_local = self.nodes == {self.id.origin}
 
     @property
     def blocks(self) -> int:

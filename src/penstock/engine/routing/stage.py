@@ -12,7 +12,7 @@ from torch import Tensor
 
 from penstock.domain.blocks import BlockPool
 from penstock.domain.route import RouteId
-from penstock.domain.span import NetworkJob, Refusal, Span, Verdict
+from penstock.domain.span import APPEND, NetworkJob, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.engine.halves import all_finite, join, run_in_halves
 from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
@@ -107,7 +107,7 @@ class Stage:
         started = self._clock()
         for job in jobs:
             verdicts = self.leases[job.route].on_schedule(job)
-            if verdicts.count(Verdict.APPEND) < len(verdicts):
+            if verdicts.count(APPEND) < len(verdicts):
                 self._remove_spans(job, verdicts)
         full = [job for job in jobs if job.spans]
         failure = self._process(full, layers) if full else None
@@ -153,10 +153,12 @@ class Stage:
         for job in jobs:
             replicas = self.leases[job.route].replicas
             pieces += [BatchPiece(span.start_pos, span.n, replicas[span.seq_id].table) for span in job.spans]
-        rows = [0, *accumulate([piece.n for piece in pieces])]
         hidden = join([job.hidden for job in jobs])
 
         def run(start: int, end: int) -> Tensor:
+            if end - start == len(pieces):
+                return self.segment.process(hidden, pieces, layers)
+            rows = [0, *accumulate([piece.n for piece in pieces])]
             return self.segment.process(hidden[rows[start] : rows[end]], pieces[start:end], layers)
 
         result = run_in_halves(len(pieces), run)
@@ -177,10 +179,13 @@ class Stage:
             bad = {number for number, rows in enumerate(spans) if not all(finite[row] for row in rows)}
             self._refuse_pieces(jobs, pieces, bad)
             out = out[[row for number, rows in enumerate(spans) if number not in bad for row in rows]]
+        if len(jobs) == 1:
+            jobs[0].hidden = out
+            return
         row = 0
         for job in jobs:
             count = sum([span.n for span in job.spans])
-            job.hidden = out[row : row + count] if len(jobs) > 1 else out
+            job.hidden = out[row : row + count]
             row += count
 
     def _observe(
@@ -191,7 +196,7 @@ class Stage:
         self.seconds += took
         if full:
             self.passes += 1
-            self.shared_passes += len({job.route.origin for job in full}) > 1
+            self.shared_passes += len(full) > 1 and len({job.route.origin for job in full}) > 1
         if full and not repeated:
             self._learn(*_work(full), layers, took)
 
@@ -218,7 +223,7 @@ class Stage:
         rows: list[int] = []
         row = 0
         for span, verdict in zip(job.spans, verdicts, strict=True):
-            if verdict is Verdict.APPEND:
+            if verdict is APPEND:
                 kept.append(span)
                 rows.extend(range(row, row + span.n))
             elif verdict not in (Verdict.DUPLICATE, Verdict.STALE):
@@ -241,7 +246,7 @@ class Stage:
             for span in job.spans:
                 number, piece = next(numbered)
                 if number not in failed:
-                    verdicts.append(Verdict.APPEND)
+                    verdicts.append(APPEND)
                     rest.append(piece)
                     continue
                 verdicts.append(Verdict.FAILED)

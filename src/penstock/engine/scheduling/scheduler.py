@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from penstock.config.engine import IDLE_FACTOR, MAX_CHUNK, EngineConfig
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import Job, Sequence, SequenceState
+from penstock.domain.job import PAUSED, Job, Sequence
 from penstock.domain.kv_need import KvNeed
 from penstock.engine.scheduling.policies import POLICIES, to_promote
 from penstock.engine.scheduling.predictor import StepTimePredictor
@@ -39,12 +39,17 @@ class SchedulerOutput:
     longest: int = 0  # tokens of a sequence that could be admitted
 
     @property
-    def is_steady(self) -> bool:
-        """Whether it only grants decodes: then the next decision is the same, as long as nothing else changes."""
-        return not (self.preempted or self.ignored or self.promoted) and all(grant.seq.decoding for grant in self.grants)
+    def prompt_tokens(self) -> int:
+        """Tokens of prompts that it grants; the others are decodes."""
+        return sum([grant.n for grant in self.grants if not grant.seq.decoding])
+
+    @property
+    def has_events(self) -> bool:
+        """Whether it does more than to grant."""
+        return bool(self.preempted or self.ignored or self.promoted)
 
     def __bool__(self) -> bool:
-        return bool(self.grants or self.preempted or self.ignored or self.promoted)
+        return bool(self.grants) or self.has_events
 
 
 class Scheduler:
@@ -158,7 +163,7 @@ class Holders:
                 self.decoding += 1
             else:
                 self.outstanding += outstanding(seq, pool, need)
-            if seq.state is SequenceState.PAUSED and seq.scheduled < length:
+            if seq.state is PAUSED and seq.scheduled < length:
                 (self.ready_decodes if decoding else self.ready_prompts).append(seq)
             priority = job.request.priority
             if priority < 0:

@@ -14,7 +14,18 @@ import numpy as np
 
 from penstock.domain.blocks import BlockPool, KeyChain
 from penstock.domain.constraint import Constraint
-from penstock.domain.job import HOLDS_KV, TERMINAL, Job, Sequence, SequenceState
+from penstock.domain.job import (
+    FINISHED,
+    HOLDS_KV,
+    IGNORED,
+    PAUSED,
+    RUNNING,
+    TERMINAL,
+    WAITING_PREEMPT,
+    Job,
+    Sequence,
+    SequenceState,
+)
 from penstock.domain.span import Notice, NoticeKind, Position, Span
 from penstock.domain.updates import (
     FinishReason,
@@ -87,7 +98,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             self.queued[seq.seq_id] = seq
             job.sequences.append(seq)
             if job.request.resume:
-                seq.state = SequenceState.WAITING_PREEMPT  # its KV was lost with the server that generated them
+                seq.state = WAITING_PREEMPT  # its KV was lost with the server that generated them
                 self._resume(seq)
 
     def hash_prompt(self, job: Job) -> None:
@@ -102,7 +113,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     def get(self, span: Span | Position) -> Sequence | None:
         """The sequence of a Span. None if it has ended, or the Span is of an older incarnation or attempt."""
         seq = self.holders.get(span.seq_id)
-        return seq if seq is not None and (seq.incarnation, seq.attempt) == (span.incarnation, span.attempt) else None
+        current = seq is not None and seq.incarnation == span.incarnation and seq.attempt == span.attempt
+        return seq if current else None
 
     def use(self, pool: BlockPool, stages: int = 1) -> None:
         """Switch to the pool of a new route, whose stages know nothing yet."""
@@ -137,7 +149,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             if not seq.job.open:
                 continue  # it failed with another of its outputs
             limit = output.longest
-            if seq.state is SequenceState.WAITING_PREEMPT:  # it was admitted when there was more memory
+            if seq.state is WAITING_PREEMPT:  # it was admitted when there was more memory
                 self.fail(
                     seq.job,
                     NotReady(
@@ -146,7 +158,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
                     ),
                 )
                 continue
-            self._end(seq, SequenceState.IGNORED)
+            self._end(seq, IGNORED)
             self.fail(
                 seq.job,
                 PromptTooLong(
@@ -185,28 +197,28 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         """Record that Spans passed all stages. Only here are tokens appended, stops detected and text produced."""
         now = self._clock()
         for step in steps:
-            seq = self.get(step.span)
+            seq, end = self.get(step.span), step.span.end
             if seq is None:
                 continue  # cancelled or preempted since
             seq.job.last_update = now
             seq.in_flight -= 1
-            if step.span.end <= seq.step_processed:
+            if end <= seq.step_processed:
                 continue  # a later chunk of its prompt returned first
-            if seq.wants_rows and step.span.end - step.span.rows > seq.job.rows_returned:
+            if seq.wants_rows and end - step.span.rows > seq.job.rows_returned:
                 self.rewind_seq(seq)  # rows must be used in order, and an earlier chunk is missing
                 continue
-            seq.step_processed = step.span.end
-            if seq.step_processed > seq.furthest:
-                seq.furthest, seq.refused = seq.step_processed, 0
+            seq.step_processed = end
+            if end > seq.furthest:
+                seq.furthest, seq.refused = end, 0
             self._commit(seq)
             if step.prompt_logprobs is not None:
-                seq.job.rows_returned = step.span.end
+                seq.job.rows_returned = end
                 seq.job.emit(step.prompt_logprobs)
             if step.row_sum is not None and self.answers.add_rows(seq, step.span, step.row_sum):
                 self.free_seq(seq, FinishReason.STOP)
             if step.token_id is None:
                 continue
-            seq.move(SequenceState.PAUSED)
+            seq.move(PAUSED)
             self._generate(seq, step.token_id, step.logprob, now)
 
     def take_blocks(self, seqs: Iterable[Sequence]) -> None:
@@ -228,7 +240,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         now, stages, block_size = self._clock(), self._stages, self.pool.block_size
         changes, reachable = self.changes, True
         for seq, (token_id, logprob) in zip(seqs, samples, strict=True):
-            if seq.state is not SequenceState.PAUSED:
+            if seq.state is not PAUSED:
                 continue  # its job has failed with another of its outputs
             end = len(seq.tokens)
             seq.scheduled = seq.step_processed = end
@@ -248,7 +260,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         if seq is None or seq.incarnation > ref.incarnation:
             return
         self._notify(NoticeKind.PREEMPTED, seq)
-        seq.move(SequenceState.WAITING_PREEMPT)
+        seq.move(WAITING_PREEMPT)
         self._drop_kv(seq)
         seq.incarnation += 1
         seq.attempt = seq.base = 0
@@ -266,8 +278,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         seq.base = seq.scheduled = seq.step_processed
         seq.stages_processed = [seq.step_processed] * self._stages
         seq.in_flight = 0
-        if seq.state is SequenceState.RUNNING:
-            seq.move(SequenceState.PAUSED)
+        if seq.state is RUNNING:
+            seq.move(PAUSED)
 
     def free_seq(
         self, ref: SequenceRef, reason: FinishReason = FinishReason.CANCELLED, stop_reason: str | int | None = None
@@ -280,7 +292,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         if reason is FinishReason.CANCELLED:
             self.answers.send_rest(seq)
         seq.finish = reason
-        self._end(seq, SequenceState.FINISHED)
+        self._end(seq, FINISHED)
         self.answers.send_end(seq, reason, stop_reason)
         if job.open and all(s.state in TERMINAL for s in job.sequences):
             self.answers.send_done(job)
@@ -304,7 +316,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         for seq in job.sequences:
             if seq.state not in TERMINAL:
                 seq.finish = FinishReason.CANCELLED
-                self._end(seq, SequenceState.FINISHED)
+                self._end(seq, FINISHED)
         self.answers.send_failed(job, error)
 
     def cancel(self, job: Job) -> None:
@@ -364,9 +376,9 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self.pool.extend(seq.table, self.pool.rows_for(start + n))
         seq.scheduled += n
         seq.in_flight += 1
-        seq.move(SequenceState.RUNNING)
+        seq.move(RUNNING)
         if not last:
-            seq.move(SequenceState.PAUSED)  # the next chunk of a prompt does not wait for this one
+            seq.move(PAUSED)  # the next chunk of a prompt does not wait for this one
         return Span(seq.seq_id, seq.incarnation, seq.attempt, seq.base, start, n, rows, keys)
 
     def _commit(self, seq: Sequence) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.domain.blocks import BlockPool
-from penstock.domain.job import SequenceState
+from penstock.domain.job import FINISHED, PAUSED, RUNNING, WAITING, WAITING_PREEMPT, SequenceState
 from penstock.domain.messages import MAX_POSITIONS
-from penstock.domain.span import NetworkJob, Notice, NoticeKind, Position, Span, Verdict, verdict_on
+from penstock.domain.span import APPEND, NetworkJob, Notice, NoticeKind, Position, Span, Verdict, verdict_on
 from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 
 MAX_REPLICAS = 1 << 16  # of one route, whatever its origin sends
@@ -25,7 +25,7 @@ class Replica:
     """
 
     incarnation: int
-    state: SequenceState = SequenceState.WAITING
+    state: SequenceState = WAITING
     attempt: int = 0
     kv_len: int = 0
     stage_processed: int = 0
@@ -65,7 +65,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         self._newest_job = max(job.number, self._newest_job)
         # hold all prefixes before allocating anything, so that one Span cannot evict another's hits
         found = [self._open(span, late=late) for span in job.spans]
-        return [self._write(span) if v is Verdict.APPEND else v for span, v in zip(job.spans, found, strict=True)]
+        return [self._write(span) if v is APPEND else v for span, v in zip(job.spans, found, strict=True)]
 
     def on_notices(self, notices: Iterable[Notice]) -> None:
         for notice in notices:
@@ -91,7 +91,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             if end > replica.stage_processed + 1:  # one token is a decode, which returns to its origin at once
                 self._unreported[span.seq_id] = Position(span.seq_id, span.incarnation, span.attempt, end)
             replica.stage_processed = end
-            replica.state = SequenceState.PAUSED
+            replica.state = PAUSED
 
     def take_progress(self) -> tuple[Position, ...]:
         """Return how far this stage is with prompts that it has processed more of since the last call."""
@@ -135,7 +135,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         replica = self._current(ref)
         if replica is not None:
             self._truncate(replica, 0)
-            replica.state = SequenceState.FINISHED
+            replica.state = FINISHED
             del self.replicas[ref.seq_id]
             self._unreported.pop(ref.seq_id, None)
 
@@ -156,7 +156,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         replica = self.replicas.get(span.seq_id)
         if replica is not None and (replica.incarnation, replica.attempt) == (span.incarnation, span.attempt):
             self._truncate(replica, min(replica.kv_len, span.start_pos))
-            replica.state = SequenceState.PAUSED
+            replica.state = PAUSED
 
     def all_blocks(self) -> list[int]:
         """All blocks of the route, held or not."""
@@ -174,13 +174,13 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         self._truncate(replica, 0)
         replica.incarnation = incarnation
         replica.attempt = 0
-        replica.state = SequenceState.WAITING_PREEMPT
+        replica.state = WAITING_PREEMPT
 
     def _open(self, span: Span, *, late: bool) -> Verdict:
         """Find or create the replica of a Span, and bring it to the Span's incarnation and attempt."""
         replica = self.replicas.get(span.seq_id)
         if replica is not None and self._continues(replica, span):
-            return Verdict.APPEND
+            return APPEND
         if not self._is_possible(span):
             return Verdict.MALFORMED
         if replica is None:
@@ -240,8 +240,8 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
                 return Verdict.NO_ROOM
             pool.extend(replica.table, rows)
         replica.kv_len = end
-        replica.state = SequenceState.RUNNING
-        return Verdict.APPEND
+        replica.state = RUNNING
+        return APPEND
 
     def _truncate(self, replica: Replica, length: int) -> None:
         self.pool.truncate(replica.table, self.pool.rows_for(length))

@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.fsm import NextLayer
+from penstock.domain.fsm import COMPLETE, LOCAL, MISSING, REMOTE, NextLayer
 from penstock.domain.messages import BounceReason
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
@@ -71,12 +71,12 @@ class JobContext:
     def next_layer(self, job: NetworkJob) -> NextLayer:
         hosted = self.host.routes.get(job.route)
         if hosted is None and not self.is_ours(job.route):
-            return NextLayer.MISSING  # the route was closed
+            return MISSING  # the route was closed
         if job.current_layer == self.pipe.num_layers:
-            return NextLayer.COMPLETE
+            return COMPLETE
         if hosted is not None and job.current_layer in hosted.parts:
-            return NextLayer.LOCAL
-        return NextLayer.REMOTE
+            return LOCAL
+        return REMOTE
 
     def part(self, job: NetworkJob) -> RoutePart | None:
         """The layers that the job runs here next."""

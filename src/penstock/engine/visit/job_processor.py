@@ -11,7 +11,23 @@ from __future__ import annotations
 import logging
 from itertools import accumulate
 
-from penstock.domain.fsm import ComputeStep, Facts, JobState, NextLayer, next_state
+from penstock.domain.fsm import (
+    COMPLETE,
+    DONE,
+    EMBED,
+    EMBED_STEP,
+    HEAD,
+    HEAD_STEP,
+    LAYER_STEP,
+    LOCAL,
+    NORM_STEP,
+    PROCESS_LAYERS,
+    SEND,
+    VALIDATING,
+    Facts,
+    NextLayer,
+    next_state,
+)
 from penstock.domain.job import Job
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.engine.halves import all_finite, join, run_in_halves, to_compute_error
@@ -25,8 +41,9 @@ from penstock.errors import PenstockError
 from penstock.model.upload import pick_rows
 from penstock.pipes.hidden import unpack
 
+ARRIVED = Facts(step=LAYER_STEP)
 SENT = Facts()  # nothing that is known about it makes a difference
-PASSES = (JobState.PROCESS_LAYERS, JobState.HEAD)  # what is done for a batch at once; the rest is done for each visit
+PASSES = (PROCESS_LAYERS, HEAD)  # what is done for a batch at once; the rest is done for each visit
 
 
 class JobProcessor:
@@ -34,34 +51,26 @@ class JobProcessor:
         self._context = context
         self._at_head = Head(context)
         self._times = AnswerTimes(context)
-        self._visits = VisitQueue(context)
+        self.visits = VisitQueue(context)
         self._failed_passes = 0
         self._steady = SteadyDecode(context, self._at_head, self._times, self._after_head)
         self._actions = {
-            JobState.VALIDATING: self._validate,
-            JobState.EMBED: self._embed,
-            JobState.PROCESS_LAYERS: self._process_layers,
-            JobState.HEAD: self._head,
-            JobState.SEND: self._send,
+            VALIDATING: self._validate,
+            EMBED: self._embed,
+            PROCESS_LAYERS: self._process_layers,
+            HEAD: self._head,
+            SEND: self._send,
         }
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._visits)
-
-    def count_pending(self, by_sender: dict[str, int]) -> None:
-        """Add the bytes of NetworkJobs from other nodes that wait for a pass."""
-        self._visits.count_pending(by_sender)
 
     def accept(self, job: NetworkJob) -> None:
         """Start the visit of a NetworkJob that was granted here, or that came from another node to pass our layers."""
         tokens = sum([span.n for span in job.spans])
         context = tokens + sum([span.start_pos for span in job.spans])
-        visit = Visit(job, JobState.VALIDATING, tokens, context, arrived=job.step is ComputeStep.LAYER)
+        visit = Visit(job, VALIDATING, tokens, context, arrived=job.step is LAYER_STEP)
         visit.phases, visit.pending_bytes = self._times.phases_of(job), job.memory
-        if job.step is ComputeStep.EMBED:
+        if job.step is EMBED_STEP:
             visit.state = next_state(visit.state, Facts(step=job.step))  # granted a moment ago: there is nothing to wait for
-        self._visits.append(visit)
+        self.visits.append(visit)
 
     def accept_returned(self, sender: str, job: NetworkJob) -> None:
         """Start the visit of a NetworkJob that another node sent to the head, if it is one of ours. Its content is checked at
@@ -69,16 +78,16 @@ class JobProcessor:
         at_origin, has_ends = job.route.origin == self._context.pipe.node, self._context.end_model is not None
         expected = not (at_origin and has_ends) or self._context.own_origin.expects(sender, job)
         facts = Facts(step=job.step, at_origin=at_origin, has_ends=has_ends, job_exists=expected)
-        if next_state(JobState.VALIDATING, facts) is JobState.DONE:
+        if next_state(VALIDATING, facts) is DONE:
             reason = "not_at_origin" if not at_origin else "not_expected" if has_ends else "no_end_model"
             self._context.count_refused(reason, sender, f"on the route {job.route}")
             return
-        job.step = ComputeStep.NORM
+        job.step = NORM_STEP
         self.accept(job)
 
     def decode(self) -> bool:
         """Take a step for all running sequences at once, if they are all on this node and nothing else is to be done."""
-        return not self._visits and self._steady.step()
+        return not self.visits and self._steady.step()
 
     def forget(self) -> None:
         """Let go of what steady steps keep of sequences and stages; the next one collects it anew."""
@@ -86,7 +95,7 @@ class JobProcessor:
 
     def step(self) -> None:
         """Run one action on all visits that wait for the same work as the oldest."""
-        batch = self._visits.take_batch()
+        batch = self.visits.take_batch()
         if not batch:
             return
         state = batch[0].state
@@ -98,16 +107,14 @@ class JobProcessor:
                 except Exception as error:
                     self._fail(part, error)
                     action(part)  # without their Spans: later stages still need their notices, in order
-            gone = [visit for visit in batch if visit.state is JobState.DONE]
-            for visit in batch:
-                if visit.state is not JobState.DONE:
-                    self._visits.append(visit)
+            gone = [visit for visit in batch if visit.state is DONE]
+            self.visits.extend([visit for visit in batch if visit.state is not DONE])
         finally:
             for visit in gone:
                 self._context.host.on_job_left(visit.job, arrived=visit.arrived)
                 if self._context.is_ours(visit.job.route):
                     self._context.own_origin.done(visit.job)
-        if state is JobState.VALIDATING and self._context.end_model is None:
+        if state is VALIDATING and self._context.end_model is None:
             self.step()  # a node without jobs of its own has nothing to decide in between
 
     # ---- actions: each takes a batch of visits in one state and leaves each in its next ----
@@ -123,8 +130,8 @@ class JobProcessor:
                 tokens += seq.tokens[span.start_pos : span.end] if seq is not None else [0] * span.n
             if tokens:
                 self._compute_embed(visit, tokens)
-            visit.state = next_state(JobState.EMBED, Facts(step=job.step, next_layer=where))
-            job.step = ComputeStep.LAYER
+            visit.state = next_state(EMBED, Facts(step=job.step, next_layer=where))
+            job.step = LAYER_STEP
 
     def _compute_embed(self, visit: Visit, tokens: list[int]) -> None:
         job, end_model = visit.job, self._context.own_end_model
@@ -167,20 +174,20 @@ class JobProcessor:
         if first and ours:
             self._cancel_unreachable(_chunks(job))
         where = context.next_layer(job)
-        if where is NextLayer.COMPLETE:
-            job.step = ComputeStep.NORM
+        if where is COMPLETE:
+            job.step = NORM_STEP
             _keep_wanted_rows(job)
-        visit.state = next_state(JobState.PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
+        visit.state = next_state(PROCESS_LAYERS, Facts(step=job.step, next_layer=where, at_origin=ours))
 
     def _send(self, batch: list[Visit]) -> None:
         for visit in batch:
             job = visit.job
-            if job.step is ComputeStep.NORM:
-                job.step = ComputeStep.HEAD  # so the wire calls what goes back to its origin
+            if job.step is NORM_STEP:
+                job.step = HEAD_STEP  # so the wire calls what goes back to its origin
             self._context.pipe.send_job(self._context.successor(job), job)
             self._context.host.on_handed_over(job)
             self._context.origin.on_handed_over(job)
-            visit.state = next_state(JobState.SEND, SENT)
+            visit.state = next_state(SEND, SENT)
 
     def _validate(self, batch: list[Visit]) -> None:
         """Send arrivals with layers left to PROCESS_LAYERS. Of a returned NetworkJob, decodes and the ends of prompts go to HEAD;
@@ -190,9 +197,9 @@ class JobProcessor:
             if isinstance(job.hidden, PackedHidden):
                 job.format = job.hidden.dtype
                 job.hidden = unpack(job.hidden, self._context.device)
-            if job.step is ComputeStep.LAYER:
-                here = self._context.next_layer(job) is NextLayer.LOCAL
-                visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, pipe_complete=here))
+            if job.step is LAYER_STEP:
+                here = self._context.next_layer(job) is LOCAL
+                visit.state = next_state(VALIDATING, ARRIVED if here else ARRIVED._replace(pipe_complete=False))
                 continue
             self._validate_returned(visit)
 
@@ -200,19 +207,19 @@ class JobProcessor:
         job, origin, sequences = visit.job, self._context.own_origin, self._context.sequences
         if self._context.pipe.networked and job.hidden is not None and not all_finite(job.hidden):
             origin.reject_returned(job)
-            visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, job_exists=False))
+            visit.state = next_state(VALIDATING, Facts(step=job.step, job_exists=False))
             return
         self._times.record_returned(job, visit.phases)
         origin.on_layers_passed(self._context.pipe.num_layers, job.spans)
         self._cancel_unreachable(_chunks(job))
-        after = [next_state(JobState.VALIDATING, self._facts(span)) for span in job.spans]
+        after = [next_state(VALIDATING, self._facts(span)) for span in job.spans]
         # a chunk at EMBED may be granted again, which its completed step brings about
-        chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not JobState.HEAD]
+        chunks = [Step(span) for span, state in zip(job.spans, after, strict=True) if state is not HEAD]
         origin.on_returned(job)
         sequences.on_step_completed(chunks)
-        _keep_spans(job, [state is JobState.HEAD for state in after])
-        visit.state = next_state(JobState.VALIDATING, Facts(step=job.step, job_exists=bool(job.spans)))
-        if visit.state is JobState.DONE:
+        _keep_spans(job, [state is HEAD for state in after])
+        visit.state = next_state(VALIDATING, Facts(step=job.step, job_exists=bool(job.spans)))
+        if visit.state is DONE:
             self._observe(visit)
 
     def _head(self, batch: list[Visit]) -> None:
@@ -225,7 +232,7 @@ class JobProcessor:
                 seq = context.sequences.get(span)
                 if seq is not None:
                     returned.append(ReturnedSpan(span, seq, at - span.rows, at))
-        self._times.log_prompt_read({one.seq.job for one in returned if one.wants_token and one.seq.job.first_token is None})
+        self._times.log_prompt_read({one.seq.job for one in returned if one.seq.job.first_token is None and one.wants_token})
         steps = self._compute_steps(batch, returned)
         context.stats.generated_tokens += sum(step.token_id is not None for step in steps)  # before clients know of them
         context.sequences.on_step_completed(steps)
@@ -235,7 +242,7 @@ class JobProcessor:
             self._after_head(job)
         for visit in batch:
             visit.job.spans = []  # the next grant makes a new NetworkJob
-            visit.state = next_state(JobState.HEAD, Facts(step=visit.job.step, job_exists=False))
+            visit.state = next_state(HEAD, Facts(step=visit.job.step, job_exists=False))
             self._observe(visit)
 
     def _compute_steps(self, batch: list[Visit], returned: list[ReturnedSpan]) -> list[Step]:
@@ -248,7 +255,7 @@ class JobProcessor:
             first = returned[start].start
             normed = context.own_end_model.compute_norm(hidden[first : returned[end - 1].end])
             for visit in batch:
-                visit.job.step = ComputeStep.HEAD
+                visit.job.step = HEAD_STEP
             some = returned[start:end]
             if first:
                 some = [one._replace(start=one.start - first, end=one.end - first) for one in some]
@@ -270,12 +277,12 @@ class JobProcessor:
         """The facts of one Span of a returned NetworkJob."""
         seq = self._context.sequences.get(span)
         grantable = seq is not None and seq.remaining > 0
-        return Facts(step=ComputeStep.NORM, job_exists=seq is not None, prefill_left=not span.rows, grantable=grantable)
+        return Facts(step=NORM_STEP, job_exists=seq is not None, prefill_left=not span.rows, grantable=grantable)
 
     def _after_head(self, job: Job) -> None:
         """Leave the job at EMBED to wait for its next grant, or end it: it is complete, or its client is gone."""
-        facts = Facts(step=ComputeStep.HEAD, complete=not job.open, update_sent=job.reachable)
-        if next_state(JobState.HEAD, facts) is JobState.EMBED:
+        facts = Facts(step=HEAD_STEP, complete=not job.open, update_sent=job.reachable)
+        if next_state(HEAD, facts) is EMBED:
             return
         self._end(job)
         if self._context.config.print_times:
@@ -290,7 +297,7 @@ class JobProcessor:
         self._context.log_throttled("unreachable", logging.INFO, message, job.job_id, self._context.stats.unreachable_clients)
         self._context.sequences.cancel(job)
 
-    def _cancel_unreachable(self, spans: list[Span], where: NextLayer = NextLayer.LOCAL) -> None:
+    def _cancel_unreachable(self, spans: list[Span], where: NextLayer = LOCAL) -> None:
         """Cancel jobs that cannot leave EMBED, since their client did not take the last update. Frees their memory at once; the
         Spans travel on without them, since the stages must count as we do, and are dropped when they return."""
         context = self._context
@@ -298,8 +305,8 @@ class JobProcessor:
             seq = context.sequences.get(span)
             if seq is None or seq.job.reachable:
                 continue
-            facts = Facts(step=ComputeStep.EMBED, update_sent=seq.job.reachable, next_layer=where)
-            if next_state(JobState.EMBED, facts) is JobState.DONE:
+            facts = Facts(step=EMBED_STEP, update_sent=seq.job.reachable, next_layer=where)
+            if next_state(EMBED, facts) is DONE:
                 self._end(seq.job)
 
     def _observe(self, visit: Visit) -> None:
@@ -343,7 +350,7 @@ class _Timed:
     def __init__(self, context: JobContext, visits: list[Visit]) -> None:
         self._stats = context.stats
         self._clock = context.clock
-        self._visits = visits
+        self.visits = visits
 
     def __enter__(self) -> _Timed:
         self._start = self._clock()
@@ -352,8 +359,8 @@ class _Timed:
     def __exit__(self, *_: object) -> None:
         self.elapsed = self._clock() - self._start
         self._stats.compute += self.elapsed
-        for visit in self._visits:
-            visit.seconds += self.elapsed / len(self._visits)
+        for visit in self.visits:
+            visit.seconds += self.elapsed / len(self.visits)
 
 
 def _chunks(job: NetworkJob) -> list[Span]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from penstock.domain.job import Job, Sequence, SequenceState
+from penstock.domain.job import PAUSED, Job, Sequence
 from penstock.engine.routing.route_host import HostedRoute, RoutePart
 from penstock.engine.sequences.worker_sequences import Replica, WorkerSequenceManager
 from penstock.engine.visit.answer_times import AnswerTimes
@@ -114,7 +114,7 @@ class SteadyDecode:
         context, origin, sequences = self._context, self._context.own_origin, self._context.sequences
         self.forget()
         route = origin.route
-        if route is None or route.nodes != {context.pipe.node} or origin.in_flight or origin.returned:
+        if route is None or not route.is_local or origin.in_flight or origin.returned:
             return False
         if not sequences.holders or (sequences.queued and origin.steady_since != sequences.changes):
             return False
@@ -271,7 +271,7 @@ class SteadyDecode:
     def _drop_ended(self) -> None:
         """Go on with the members that are left, unless others wait for what the ended ones held."""
         sequences = self._context.sequences
-        keep = [i for i, seq in enumerate(self._seqs) if seq.state is SequenceState.PAUSED]
+        keep = [i for i, seq in enumerate(self._seqs) if seq.state is PAUSED]
         if sequences.queued or not keep or len(keep) != len(sequences.holders):
             self.forget()
             return
@@ -303,7 +303,7 @@ class SteadyDecode:
 
 def _is_steady(seq: Sequence) -> bool:
     return (
-        seq.state is SequenceState.PAUSED
+        seq.state is PAUSED
         and seq.decoding
         and seq.constraint is None
         and not seq.in_flight

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.domain.fsm import Facts, JobState, NextLayer, next_state
+from penstock.domain.fsm import DONE, MISSING, SEND, Facts, JobState, next_state
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, NoticeKind
 from penstock.engine.routing.route_host import RoutePart
@@ -31,25 +30,18 @@ class Visit:
     measured: bool = True  # its seconds tell how long a step takes: no pass of it failed
 
 
-class VisitQueue:
+class VisitQueue(deque[Visit]):
+    """Visits in the order in which they entered their present state."""
+
     def __init__(self, context: JobContext) -> None:
+        super().__init__()
         self._context = context
-        self._visits: deque[Visit] = deque()  # in the order in which they entered their present state
-
-    def __len__(self) -> int:
-        return len(self._visits)
-
-    def __iter__(self) -> Iterator[Visit]:
-        return iter(self._visits)
 
     def count_pending(self, by_sender: dict[str, int]) -> None:
         """Add the bytes of NetworkJobs from other nodes that wait for a pass."""
-        for visit in self._visits:
+        for visit in self:
             if visit.pending_bytes:
                 by_sender[visit.job.sender] = by_sender.get(visit.job.sender, 0) + visit.pending_bytes
-
-    def append(self, visit: Visit) -> None:
-        self._visits.append(visit)
 
     def take_batch(self) -> list[Visit]:
         """Take the oldest visit and those that wait for the same work: one of each route, then more, while there is room, so that
@@ -57,10 +49,10 @@ class VisitQueue:
         sequence, and before a notice that frees the memory of a sequence in the batch."""
         known = self._drop_closed()
         if len(known) < 2:
-            self._visits.clear()
+            self.clear()
             return known
         # what is done here leaves before the next pass: other nodes wait for it
-        first = next((visit for visit in known if visit.state is JobState.SEND), known[0])
+        first = next((visit for visit in known if visit.state is SEND), known[0])
         lines: dict[RouteId, list[Visit]] = {}
         key = self._batch_key(first)
         for visit in known:
@@ -83,22 +75,23 @@ class VisitQueue:
                 room -= visit.tokens
                 batch.append(visit)
         for visit in batch:
-            self._visits.remove(visit)
+            self.remove(visit)
         return batch
 
     def _drop_closed(self) -> list[Visit]:
         """Return all visits but those whose route was closed. These end in whatever state they are."""
         known: list[Visit] = []
-        for visit in self._visits:
-            if self._context.next_layer(visit.job) is not NextLayer.MISSING:
+        for visit in self:
+            if self._context.next_layer(visit.job) is not MISSING:
                 known.append(visit)
                 continue
-            visit.state = next_state(visit.state, Facts(step=visit.job.step, pipe_complete=False, next_layer=NextLayer.MISSING))
-            assert visit.state is JobState.DONE
+            visit.state = next_state(visit.state, Facts(step=visit.job.step, pipe_complete=False, next_layer=MISSING))
+            assert visit.state is DONE
             if visit.arrived:
                 self._context.count_refused("closed_route", visit.job.route.origin, f"on the route {visit.job.route}")
-        if len(known) < len(self._visits):
-            self._visits = deque(known)
+        if len(known) < len(self):
+            self.clear()
+            self.extend(known)
         return known
 
     def _batch_key(self, visit: Visit) -> tuple[JobState, int, RoutePart | None]:

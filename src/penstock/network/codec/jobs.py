@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from penstock.domain.fsm import ComputeStep
+from penstock.domain.fsm import HEAD_STEP, LAYER_STEP, ComputeStep
 from penstock.domain.hidden_format import HiddenFormat, row_bytes
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Refusal, Span, Verdict
@@ -39,6 +39,7 @@ from penstock.network.codec.limits import (
 )
 from penstock.network.router import Bytes
 
+SENT_STEPS = LAYER_STEP, HEAD_STEP  # of a NetworkJob; the others are done where it is
 WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # bytes of a number in a column, and what struct calls it
 
 MAX_WIDTH = max(WIDTHS)
@@ -96,7 +97,7 @@ def read_prefix(header: memoryview) -> tuple[RouteId, int] | None:
 def job_fields(job: NetworkJob, sent: float) -> tuple[tuple[Any, ...], Bytes]:
     """The header of a NetworkJob, and its hidden states."""
     hidden = job.hidden
-    assert job.step in (ComputeStep.LAYER, ComputeStep.HEAD), "only these two are sent"
+    assert job.step in SENT_STEPS, "only these two are sent"
     assert hidden is None or isinstance(hidden, PackedHidden), "a tensor is packed before it is sent"
     about = (job.route, job.number, _columns(job.spans), job.notices, job.refusals, job.services, job.transfers)
     return (*about, job.step, job.current_layer, hidden and hidden[:3], sent), hidden.read() if hidden else b""
@@ -105,9 +106,9 @@ def job_fields(job: NetworkJob, sent: float) -> tuple[tuple[Any, ...], Bytes]:
 def build_job(header: Any, tensor: memoryview) -> NetworkJob:
     route, number, columns, notices, refusals, services, transfers, step, current_layer, wire, sent = header
     spans, tokens, wanted = _spans(columns)
-    if step not in (ComputeStep.LAYER, ComputeStep.HEAD):
+    if step not in SENT_STEPS:
         raise Inconsistent(f"the step {step.name} is never sent")
-    rows = tokens if step is ComputeStep.LAYER else wanted
+    rows = tokens if step is LAYER_STEP else wanted
     hidden = None
     if wire is None:
         refuse(rows > 0 or tensor.nbytes > 0, f"its Spans have {rows} rows, but it describes none")
