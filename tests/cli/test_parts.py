@@ -30,6 +30,7 @@ from penstock.domain.updates import (
 )
 from penstock.errors import ComputeFailed
 from penstock.progress import silent
+from tests.screen import show
 
 DONE = JobDone(Usage(prompt_tokens=4, completion_tokens=2), Timings(first_token=0.5, total=1.0))
 
@@ -144,6 +145,15 @@ def test_long_work_says_a_plain_line_now_and_then(clock: list[float]) -> None:
     ]
 
 
+def test_the_last_line_may_have_other_words(clock: list[float]) -> None:
+    stream = io.StringIO()
+    progress = bars.ProgressBars(stream)
+    for what, done in (("fetching from a", 0), ("fetching from a", 1), ("fetching from b", 2), ("fetched", 3), ("loading", 3)):
+        progress(what, done, 3)
+        clock[0] += 6.0
+    assert stream.getvalue().splitlines() == ["Fetching from a … 1 of 3", "Fetched … 3 of 3"]
+
+
 def test_work_of_which_a_line_was_printed_gets_a_last_one(clock: list[float]) -> None:
     stream = io.StringIO()
     progress = bars.ProgressBars(stream)
@@ -170,9 +180,22 @@ def test_a_line_of_the_log_does_not_stick_to_a_bar(monkeypatch: pytest.MonkeyPat
         progress("loading", 1, 30)
         logging.getLogger("penstock.http").warning("words of the log")
         progress("loading", 2, 30)
-    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()))
-    (found,) = [line for line in lines if "words of the log" in line]
-    assert re.fullmatch(r"\d{4}-\S+ \S+ warning penstock.http words of the log *", found)
+    (found,) = [row for row in show(screen.getvalue()).rows if "words of the log" in row]
+    assert re.fullmatch(r"\d{4}-\S+ \S+ warning penstock.http words of the log", found)
+
+
+def test_a_library_that_was_imported_below_a_bar_does_not_write_into_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some keep the stderr of that moment."""
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with bars.ProgressBars() as progress:
+        progress("starting", 0, 0)
+        kept = sys.stderr
+        progress("loading", 30, 30)
+        progress("working", 1, 30)
+        print("words of a library", file=kept)
+    assert "words of a library" in show(screen.getvalue()).rows
 
 
 # ---- other machines ----

@@ -135,6 +135,7 @@ def _read_public(model: CutModel, ids: Sequence[int], progress: Progress) -> dic
         progress("Reading the public text", start, len(ids))
         part = ids[start : start + WINDOW]
         windows.append(model.read(part, range(1, len(part) + 1)))
+    progress("Reading the public text", len(ids), len(ids))
     return {depth: torch.cat([window[depth] for window in windows]) for depth in windows[0]}
 
 

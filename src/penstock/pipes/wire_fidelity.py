@@ -40,6 +40,7 @@ def measure_formats(loaded: LoadedModel, ids: Sequence[int], progress: Progress 
         for kind in formats:
             logits = exact if kind == "float32" else _logits(loaded, piece, kind)
             totals[kind] += _compared(logits, exact, piece)
+    progress("Reading a text", len(pieces), len(pieces))
     tokens = sum(len(piece) - 1 for piece in pieces)
     return [
         WireFidelity(kind, row_bytes(kind, loaded.spec.hidden), error / tokens, same / tokens, math.exp(surprise / tokens))

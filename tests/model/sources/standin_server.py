@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class StandIn:
     pages: dict[str, Page] = field(default_factory=dict)
     ranges: bool = True
     break_after: list[int] = field(default_factory=list)  # of the next answers, how many bytes are sent before the line is cut
+    pauses: list[tuple[int, float]] = field(default_factory=list)  # of the next answers, after how many bytes, and seconds
     refused_agent: str = ""
     missing: Page = field(default_factory=lambda: Page(b"", status=404))
     requests: list[tuple[str, str, str]] = field(default_factory=list)
@@ -74,6 +76,11 @@ def serving(standin: StandIn) -> Iterator[StandIn]:
             if len(body) > 1000 and standin.break_after:
                 self.wfile.write(body[: standin.break_after.pop(0)])
                 self.close_connection = True
+            elif len(body) > 1000 and standin.pauses:
+                count, seconds = standin.pauses.pop(0)
+                self.wfile.write(body[:count])
+                time.sleep(seconds)
+                self.wfile.write(body[count:])
             else:
                 self.wfile.write(body)
 

@@ -250,9 +250,11 @@ def _watch(backend: BatchBackend, local: LocalBatchBackend | None, batch_id: str
             before, notes = notes, set(_reasons_to_wait(state))
             for note in sorted(notes - before):
                 _print_note(bars, note)
-            if state.over or (local is not None and not local.workspace.is_served()):
+            if not state.over and local is not None and not local.workspace.is_served():
                 return state
             bars(f"batch {state.status}", state.completed + state.failed, state.total)
+            if state.over:
+                return state
         time.sleep(pause)
         pause = min(MAX_POLL_S, pause * 1.2)
 

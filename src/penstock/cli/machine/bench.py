@@ -109,6 +109,7 @@ def bench(
             if card is not None:  # kernels are compiled and steps captured for each size
                 measure(llm, replace(planned, what="warm-up", new_tokens=min(planned.new_tokens, 8)))
             results.append(measure(llm, planned))
+        bars("measuring", len(rounds), len(rounds))
         about = {
             "model": llm.model_name,
             "dtype": llm.dtype,

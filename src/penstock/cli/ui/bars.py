@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as RichProgress
 
 QUIET_S = 5.0  # shorter work prints no line
@@ -23,15 +24,16 @@ class ProgressBars:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._terminal = self._stream.isatty()
+        self._console: Console | None = None  # one for all bars: what was printed through it before goes above the next bar too
         self._bar: RichProgress | None = None
         self._what = ""  # the current work
         self._due = 0.0  # when its next plain line may be printed
-        self._printed = False  # whether a plain line about it was
+        self._unfinished = False  # whether the last plain line is about work that is not done
 
     def __call__(self, what: str, done: int, total: int) -> None:
         if 0 < total <= done:
-            if self._printed and what == self._what:
-                self._print_line(done, total)  # or the last line would look like where it stopped
+            if self._unfinished:
+                self._print_line(what, done, total)  # or the last line would look like where it stopped
             self.clear()
             return
         is_new = what != self._what
@@ -48,7 +50,7 @@ class ProgressBars:
     def clear(self) -> None:
         """Remove the bar from the screen; later progress draws a new one."""
         self._what = ""
-        self._printed = False
+        self._unfinished = False
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -61,7 +63,7 @@ class ProgressBars:
 
     def _draw(self, is_new: bool, done: int, total: int) -> None:
         if self._bar is None:
-            self._bar = _rich_progress(self._stream)
+            self._bar = self._new_bar()
             self._bar.start()
         if is_new:
             for task in self._bar.task_ids:
@@ -73,14 +75,29 @@ class ProgressBars:
         now = time.monotonic()
         if is_new:
             self._due = now + QUIET_S
-            self._printed = False
         elif now >= self._due:
             self._due = now + REMINDER_INTERVAL_S
-            self._print_line(done, total)
+            self._unfinished = True
+            self._print_line(self._what, done, total)
 
-    def _print_line(self, done: int, total: int) -> None:
-        self._printed = True
-        print(f"{_sentence(self._what)} … {amount(done, total)}".rstrip(), file=self._stream, flush=True)
+    def _print_line(self, what: str, done: int, total: int) -> None:
+        print(f"{_sentence(what)} … {amount(done, total)}".rstrip(), file=self._stream, flush=True)
+
+    def _new_bar(self) -> RichProgress:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        if self._console is None:
+            self._console = Console(file=self._stream)
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # results for a file or a pipe must not go to the terminal
+        )
 
 
 def amount(done: int, total: int) -> str:
@@ -91,17 +108,3 @@ def amount(done: int, total: int) -> str:
 
 def _sentence(what: str) -> str:
     return what[:1].upper() + what[1:]
-
-
-def _rich_progress(stream: TextIO) -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeRemainingColumn(),
-        console=Console(file=stream),
-        transient=True,
-    )

@@ -42,6 +42,7 @@ def fetch(model: str, *, layers: LayerRange | None, ends: bool, progress: Progre
     """Fetch `org/name[@revision]` and return its snapshot folder, with at least the wanted part of the weights."""
     name, _, revision = model.partition("@")
     progress(f"asking the hub for {name}", 0, 0)
+    _join_logs()
     reachable = _offline() or _answers(_endpoint())  # the library would try for half a minute
     if not reachable:
         logger.warning("%s does not answer; only what is on this machine already is used.", _endpoint())
@@ -155,6 +156,15 @@ class _Snapshot:
 
     def _at_commit(self) -> bool:
         return re.fullmatch(r"[0-9a-f]{40}", self.revision or "") is not None
+
+
+def _join_logs() -> None:
+    """Let the library's warnings go where ours go: its own handler keeps the stderr of its import, and writes into bars."""
+    from huggingface_hub.utils.logging import get_logger
+
+    library = get_logger()
+    library.handlers.clear()
+    library.propagate = True
 
 
 def _offline() -> bool:
