@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -18,7 +16,7 @@ import pytest
 import penstock
 from tests import warm
 from tests.jobs import Run
-from tests.server import clean_environment, free_port
+from tests.server import free_port
 from tests.terminal import Person
 
 SOURCE = Path(penstock.__file__).parents[1]
@@ -328,27 +326,6 @@ def test_run_over_segments_gives_the_same_answer(tiny_chat_model: Path) -> None:
     sampled = ("--dtype", "float32", "--max-tokens", "24", "--temperature", "0")
     args = ("run", "--model", str(tiny_chat_model), *sampled, "Name three rivers.")
     assert cli(*args, "--segments", "0:2,2:3,3:6").stdout == cli(*args).stdout != ""
-
-
-@pytest.mark.parametrize("command", [["serve", "--dry-run", "--port", "0"], ["bench"], ["audit"], ["run", "--alone", "Hi."]])
-def test_a_person_sees_something_before_the_first_slow_import(command: list[str], tmp_path: Path) -> None:
-    """A torch that stops at its import, as a slow one seems to."""
-    (tmp_path / "torch.py").write_text("import time\ntime.sleep(600)\n", encoding="utf-8")
-    terminal, theirs = pty.openpty()
-    environment = clean_environment(PYTHONPATH=f"{tmp_path}:{SOURCE}", TERM="xterm")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.cli", *command], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    seen = b""
-    try:
-        while not re.search(rb"Starting|Loading", seen):
-            assert select.select([terminal], [], [], 60)[0], seen
-            seen += os.read(terminal, 4096)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
 
 
 def test_run_says_when_an_answer_was_cut(tiny_chat_model: Path) -> None:

@@ -113,9 +113,11 @@ def print_hash(model: ModelArgument = DEFAULT_MODEL) -> None:
 
     Two machines with the same hash have the same model. `penstock network trust` signs it for a network.
     """
-    from penstock.weights.source import local_hash
-
     with ProgressBars() as bars:
+        bars.start()
+
+        from penstock.weights.source import local_hash
+
         found = local_hash(model, bars)
     print(found)
 

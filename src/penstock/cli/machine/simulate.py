@@ -59,19 +59,21 @@ def simulate(
         raise ConfigError("--seconds must be above 0, and finite.")
     if plot is not None and plot.suffix.lower() != ".svg":
         raise ConfigError(f"The plot {plot} cannot be drawn: only SVG is.", hint="Name a file that ends in .svg.")
-    from penstock.simulate.report import report
-    from penstock.simulate.scenario_file import read_scenario, shipped
-    from penstock.simulate.simulation import Simulation
-
-    if from_network:
-        chosen = read_network(url, without=without or (), added=with_ or (), load=load, seconds=seconds)
-    elif scenario is not None:
-        chosen = _lasting(read_scenario(scenario), seconds)
-    else:
-        print("\n".join(shipped()))
-        return
     with ProgressBars() as bars:
         bars.start()
+
+        from penstock.simulate.report import report
+        from penstock.simulate.scenario_file import read_scenario, shipped
+        from penstock.simulate.simulation import Simulation
+
+        if from_network:
+            chosen = read_network(url, without=without or (), added=with_ or (), load=load, seconds=seconds)
+        elif scenario is not None:
+            chosen = _lasting(read_scenario(scenario), seconds)
+        else:
+            bars.clear()
+            print("\n".join(shipped()))
+            return
         simulation = Simulation(chosen, lambda now: bars("simulating", int(now), int(chosen.seconds)))
         simulation.run()
     found = report(simulation)

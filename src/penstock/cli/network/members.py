@@ -132,10 +132,12 @@ def trust(
     if weights is not None and withdraw:
         raise ConfigError("--weights and --withdraw contradict each other.", hint="Give one of them.")
     if not withdraw and weights is None:
-        from penstock.weights.source import local_hash
-
         authority.trusted(network)  # raises on another machine, before the model is hashed
         with ProgressBars() as bars:
+            bars.start()
+
+            from penstock.weights.source import local_hash
+
             weights = local_hash(model, bars)
     record = authority.trust(network, model, weights or "")
     if withdraw:

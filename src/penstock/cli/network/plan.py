@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.client.server_url import UrlOption
 from penstock.cli.network.what_if import running_network
 from penstock.cli.options import JsonOption
+from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json, print_table
 from penstock.units import format_seconds
 
@@ -21,11 +22,13 @@ def plan(url: UrlOption = None, as_json: JsonOption = False) -> None:
     Takes nodes, speeds and links from the running network, and simulates one stream and sixteen on the layers as they are held
     now, on as few machines as possible, and on all machines by their speed.
     """
-    network = running_network(url)
+    with ProgressBars() as bars:
+        bars.start()
+        network = running_network(url)
 
-    from penstock.simulate.placements import compare
+        from penstock.simulate.placements import compare
 
-    found = compare(network)
+        found = compare(network)
     best_for_one = max(found, key=lambda one: one.one)
     best_for_many = max(found, key=lambda one: one.many)
     if as_json:
