@@ -3,8 +3,8 @@
 Everything goes into a temporary folder: the clone, its .venv, the model. Nothing that this machine has cached or configured for
 pip is used. A proxy counts what comes over HTTPS; packages of a file:// index are not counted.
 
-  .venv/bin/python bench/clone_to_token.py                                  # this checkout's last commit
-  .venv/bin/python bench/clone_to_token.py --revision COMMIT --keep        # another one, stored in bench/results
+  .venv/bin/python bench/clone_to_token.py                                       # this checkout's last commit
+  .venv/bin/python bench/clone_to_token.py --revision OLD HEAD --rounds 3 --keep  # two in turn, stored in bench/results
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import platform
 import selectors
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench/results/clone_to_token.json"
@@ -111,21 +111,22 @@ def megabytes(folder: Path) -> float:
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if not path.is_dir()) / MB
 
 
-def measure(revision: str, torch_index: str, folder: Path) -> dict[str, Any]:
+def measure(revision: str, torch_index: str, folder: Path) -> dict[str, dict[str, float]]:
+    """What each step takes: seconds, megabytes that were downloaded, megabytes that stay on the disk."""
     proxy, clone = CountingProxy(), folder / "penstock"
     env = clean_environment(folder, proxy.url)
     steps: dict[str, dict[str, float]] = {}
 
     @contextmanager
     def step(name: str, kept: Path) -> Iterator[None]:
-        print(f"{name} ...", file=sys.stderr, flush=True)
+        print(f"{revision}: {name} ...", file=sys.stderr, flush=True)
         before, started = proxy.received, time.perf_counter()
         size = megabytes(kept) if kept.exists() else 0.0
         yield
         steps[name] = {
-            "seconds": round(time.perf_counter() - started, 1),
-            "downloaded_mb": round((proxy.received - before) / MB, 1),
-            "kept_mb": round(megabytes(kept) - size, 1),
+            "seconds": time.perf_counter() - started,
+            "downloaded_mb": (proxy.received - before) / MB,
+            "kept_mb": megabytes(kept) - size,
         }
 
     with step("git clone", clone):
@@ -136,39 +137,57 @@ def measure(revision: str, torch_index: str, folder: Path) -> dict[str, Any]:
         subprocess.run(
             ["make", "-s", "setup", f"PYTHON={sys.executable}", *choice], cwd=clone, env=env, check=True, stdout=sys.stderr
         )
-    run = [clone / ".venv/bin/penstock", "run", QUESTION]
-    with step("penstock run", folder / "models"):
-        cold = first_token(run, env)
-    steps["penstock run"]["seconds"] = round(cold, 1)
-    return {"steps": steps, "first_token_again_s": round(first_token(run, env), 1)}
+    run: list[str | Path] = [clone / ".venv/bin/penstock", "run", QUESTION]
+    for name in ("penstock run", "penstock run, again"):
+        with step(name, folder / "models"):
+            seconds = first_token(run, env)
+        steps[name]["seconds"] = seconds
+    return steps
+
+
+def medians(rounds: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {what: round(statistics.median(one[name][what] for one in rounds), 1) for what in figures}
+        for name, figures in rounds[0].items()
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--revision", default="HEAD", help="commit to measure (HEAD)")
+    parser.add_argument("--revision", nargs="+", default=["HEAD"], help="commits to measure, in turn (HEAD)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often; the figures are medians (1)")
     parser.add_argument("--torch-index", default="", help="index of PyTorch's packages, as for `make setup TORCH_INDEX=…`")
     parser.add_argument("--keep", action="store_true", help="store the figures in bench/results/clone_to_token.json")
     options = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", options.revision], cwd=ROOT, check=True, capture_output=True, text=True
-    )
-    folder = Path(tempfile.mkdtemp(prefix="penstock-clone-"))
-    try:
-        found = measure(commit.stdout.strip(), options.torch_index, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    found |= {
-        "commit": commit.stdout.strip(),
-        "torch_index": options.torch_index or "default",
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "load_before": os.getloadavg()[2],
+    commits = [short_name(revision) for revision in options.revision]
+    load = os.getloadavg()[2]
+    rounds: dict[str, list[dict[str, dict[str, float]]]] = {commit: [] for commit in commits}
+    for commit in commits * options.rounds:
+        folder = Path(tempfile.mkdtemp(prefix="penstock-clone-"))
+        try:
+            rounds[commit].append(measure(commit, options.torch_index, folder))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    index = "a file:// index" if options.torch_index.startswith("file:") else options.torch_index or "default"
+    found = {
+        f"{commit}, PyTorch from {index}": {
+            "steps": medians(measured),
+            "setup_seconds": [round(one["make setup"]["seconds"]) for one in measured],
+            "date": f"{datetime.now(UTC):%Y-%m-%d}",
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+            "load_before": round(load, 1),
+        }
+        for commit, measured in rounds.items()
     }
     print(json.dumps(found, indent=1))
     if options.keep:
         stored = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-        stored[f"{found['commit']} {found['torch_index']}"] = found
-        RESULTS.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(json.dumps(stored | found, indent=1) + "\n", encoding="utf-8")
+
+
+def short_name(revision: str) -> str:
+    command = ["git", "rev-parse", "--short", revision]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":
