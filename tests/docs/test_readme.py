@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import warm
-from tests.docs.pages import ROOT, blocks, commands, read
+from tests.docs.pages import PAGES, ROOT, blocks, commands, read
 from tests.server import Server, free_port, running_server, until_ready
 
 README, COMMAND_LINE, PYTHON = (read(page) for page in ("README.md", "docs/command_line.md", "docs/python.md"))
@@ -72,6 +72,14 @@ def test_the_readme_shows_commands() -> None:
     assert len(README.splitlines()) < MAX_README_LINES
 
 
+def test_the_readme_says_who_can_read_what_and_all_pages_recommend_the_same() -> None:
+    beginning = " ".join(README.partition("## Start")[0].split())
+    assert "who has the model's weights can read most of the text from them" in beginning
+    assert {count for page in PAGES for count in re.findall(r"--private-layers (\d+,\d+)", read(page))} == {"1,1"}
+    assert "**The recommendation is `--private-layers 1,1`**" in read("docs/privacy.md")
+    assert "**The default is none**, for two reasons." in read("docs/privacy.md")
+
+
 @pytest.mark.parametrize("command", TO_A_SERVER)
 def test_a_command_to_a_server_works(command: str, where: Path, server: Server) -> None:
     command = command.replace(".venv/bin/", "").replace(SERVED, server.url)
@@ -108,6 +116,8 @@ def test_the_machines_of_the_readme_answer_together(where: Path, tmp_path: Path,
             until_ready(a)
             shown = at("a", f"{status} --url {a.url}")
             assert re.search(r"route +a 0:(\d+) → laptop \1:30 → a", shown), shown
+            assert "anyone with the weights can read them. To keep" in " ".join(shown.split())
+            assert "use --private-layers 1,1." in " ".join(shown.split())
             for server in (a, b):
                 answer = run(["penstock", "chat", "--url", server.url], where, typed="What is the capital of France?\n")
                 assert "Paris" in answer.stdout, answer.stderr

@@ -1,16 +1,18 @@
-"""Where `penstock run` gets its answer from: a server if there is one, else its own process."""
+"""Where `penstock run` gets its answer from: a server if there is one, else its own process. Both sample alike."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from penstock import LLM
 from penstock.pipes.model_manager import LoadedModel
 from tests.jobs import cli
-from tests.server import ServerThread, server_thread
+from tests.server import ServerThread, running_server, server_thread
 
 ASK = ("run", "--temperature", "0", "--max-tokens", "5", "Hi.")
 MODEL = "smollm2-135m"
@@ -67,3 +69,20 @@ def test_a_server_that_is_named_answers_or_nobody_does(flags: list[str], code: i
     assert (done.returncode, done.stdout) == (code, b"")
     assert told in done.stderr.decode()
     assert cli(*ASK, "--url", "http://127.0.0.1:9").stderr.startswith(b"error: No server answers at http://127.0.0.1:9")
+
+
+@pytest.mark.slow
+def test_all_commands_and_python_sample_as_the_models_makers_recommend(small_model_folder: Path, tmp_path: Path) -> None:
+    """They recommend to take always the likeliest token, which a random model would not do by chance."""
+    model = shutil.copytree(small_model_folder, tmp_path / "model")
+    (model / "generation_config.json").write_text('{"do_sample": true, "top_k": 1}', encoding="utf-8")
+    asked = ("Hi.", "--max-tokens", "24")
+    likeliest = cli("run", *asked, "--model", model, "--alone", "--temperature", "0").stdout.strip()
+    assert likeliest
+    assert cli("run", *asked, "--model", model, "--alone").stdout.strip() == likeliest
+    with running_server("--model", str(model), "--workspace", str(tmp_path / "jobs")) as server:
+        assert cli("run", *asked, "--url", server.url).stdout.strip() == likeliest
+        job = cli("work", tmp_path / "jobs", *asked).stdout
+        assert cli("flow", tmp_path / "jobs", "--wait", stdin=job).stdout.strip() == likeliest
+    with LLM(str(model)) as llm:
+        assert llm.chat("Hi.")[0].outputs[0].text.strip().startswith(likeliest.decode())

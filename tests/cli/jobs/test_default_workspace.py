@@ -40,6 +40,14 @@ def test_an_argument_that_is_a_folder_or_comes_with_a_pipe_is_the_workspace(tmp_
     assert b"It is empty." in lone.stderr
 
 
+def test_the_default_queue_is_drained_and_its_newest_result_printed(tmp_path: Path, tiny_chat_model: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path)}
+    cli("work", "Name three rivers.", "--max-tokens", "3", **env)
+    drained = cli("drain", "--model", tiny_chat_model, **env)
+    assert (drained.returncode, drained.stdout) == (0, b"1 done, 0 failed.\n")
+    assert cli("flow", "--last", **env).stdout.strip()
+
+
 def test_an_empty_default_queue_is_drained_at_once(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
     job = cli("work", "Hi there.", **env).stdout.decode().strip()

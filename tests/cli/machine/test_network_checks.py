@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock import __version__
-from penstock.cli.machine import network_checks
 from penstock.cli.machine.findings import CheckResult, Finding
 from penstock.cli.machine.network_checks import check_networks, check_server
 from penstock.config.home import Home, home
 from penstock.network.trust import expiry
 from tests.jobs import cli
+from tests.model.sources.standin_server import Page, StandIn, serving
+from tests.server import free_port
+
+VERSION = re.escape(f"Penstock {__version__}")
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def listening() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A machine that has created a network, at which a node `b` is known and does not answer."""
+    """A machine that has created a network."""
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
     done = cli("network", "create", "home", PENSTOCK_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -52,43 +55,41 @@ def test_a_port_is_free_or_names_what_has_it(listening: socket.socket, monkeypat
 
 
 @pytest.mark.parametrize(
-    "versions,verdict,told",
-    [((__version__, __version__), CheckResult.GOOD, "2 are live"), ((__version__, "0.0.9"), CheckResult.WARNING, "b has 0.0.9")],
+    "versions, told",
+    [
+        ((__version__, __version__), [f"✓ Server +Penstock {__version__} answers", f"✓ Nodes +2 are live, all with {VERSION}"]),
+        ((__version__, "0.0.9"), ["! Nodes +2 are live; b has 0.0.9\n +→ .*install the same one everywhere"]),
+        (("0.0.9", "0.0.9"), ["! Server +Penstock 0.0.9 answers .*\n +→ Start it again"]),
+    ],
 )
-def test_nodes_of_other_versions_are_named(
-    versions: tuple[str, str], verdict: CheckResult, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_and_nodes_of_other_versions_are_named(versions: tuple[str, str], told: list[str]) -> None:
+    """At a stand-in for a server; the first version is its own."""
     nodes = [{"node": name, "version": version} for name, version in zip("ab", versions, strict=True)]
-    answers: dict[str, Any] = {"/health": {"version": __version__}, "/network": {"nodes": nodes}}
-    monkeypatch.setattr(network_checks, "_answers", lambda host, port: True)
-    monkeypatch.setattr(network_checks.Client, "get", lambda self, path: answers[path])
-    found = by_name(check_server())
-    assert found["Server"].verdict is CheckResult.GOOD
-    assert found["Nodes"].verdict is verdict
-    assert told in found["Nodes"].seen
-    answers["/health"] = {"version": "0.0.9"}
-    assert "Start it again" in by_name(check_server())["Server"].advice
+    pages = {"/health": {"version": versions[0]}, "/network": {"nodes": nodes}}
+    with serving(StandIn({path: Page(json.dumps(body).encode()) for path, body in pages.items()})) as server:
+        shown = cli("doctor", PENSTOCK_URL=server.url, COLUMNS="200").stdout.decode()
+    assert all(re.search(line, shown) for line in told), shown
 
 
-def test_networks_tell_their_certificates_their_port_and_who_answers(
-    joined: Home, listening: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = by_name(check_networks())
-    assert found["Network"].verdict is CheckResult.GOOD
-    assert "home, as node" in found["Network"].seen
-    assert found["Listening"].verdict is CheckResult.GOOD
-    assert "Reachable" not in found  # no other node is known yet
+def test_networks_tell_their_certificates_their_port_and_who_answers(tmp_path: Path) -> None:
+    """Of a machine that has joined a network, whose other node answers, and then does not."""
+    desk, laptop = ({"PENSTOCK_HOME": str(tmp_path / name), "COLUMNS": "200"} for name in ("desk", "laptop"))
+    with socket.create_server(("127.0.0.1", 0)) as node:
+        endpoint = f"tls/127.0.0.1:{node.getsockname()[1]}"
+        cli("network", "create", "home", "--node", "desk", "--listen", endpoint, **desk)
+        token = cli("network", "invite", "laptop", "--offline", **desk).stdout
+        joined = cli("network", "join", "-", "--listen", f"tls/127.0.0.1:{free_port()}", stdin=token, **laptop)
+        assert joined.returncode == 0, joined.stderr
+        shown = cli("doctor", **laptop).stdout.decode()
+    assert re.search(r"✓ Network +home, as node laptop; its certificate is valid until \d{4}-\d\d-\d\d\n", shown), shown
+    assert re.search(r"! Listening +only this machine can reach tls/127", shown), shown
+    assert re.search(rf"✓ Reachable +1 of 1 known addresses: {endpoint}\n", shown), shown
+    shown = cli("doctor", **laptop).stdout.decode()
+    assert re.search(rf"! Reachable +none of the known addresses answers: {endpoint}\n +→ .*check the firewall", shown), shown
 
-    network, port = joined.network("home"), listening.getsockname()[1]
-    monkeypatch.setattr(
-        Home, "network", lambda self, name: replace(network, connect=(f"tls/127.0.0.1:{port}", "tls/127.0.0.1:9"))
-    )
-    assert by_name(check_networks())["Reachable"].seen == f"1 of 2 known addresses: tls/127.0.0.1:{port}"
-    listening.close()
-    nobody = by_name(check_networks())["Reachable"]
-    assert (nobody.verdict, "firewall" in nobody.advice) == (CheckResult.WARNING, True)
 
-    late = expiry.expires(network.certificate_file)
+def test_a_certificate_that_ends_soon_is_named(joined: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = expiry.expires(joined.network("home").certificate_file)
     monkeypatch.setattr(expiry, "expires_soon", lambda ends, now=None: True)
     warned = by_name(check_networks())["Network"]
     assert warned.verdict is CheckResult.WARNING

@@ -76,6 +76,25 @@ def test_log_and_metrics_tell_of_each_request_whose_it_was_and_what_came_of_it(s
         assert word in first.split()
 
 
+def test_a_server_logs_and_counts_whose_request_it_was(tiny_chat_model: Path, tmp_path: Path) -> None:
+    """The same as above of the real command, in its two forms."""
+    keys = str(tmp_path / "keys")
+    made = cli("keys", "add", "bob", "--keys", keys)
+    bob = {"Authorization": f"Bearer {made.stdout.decode().strip()}", "x-request-id": "from-the-client"}
+    with running_server("--model", str(tiny_chat_model), "--keys", keys, PENSTOCK_API_KEY=OWNER, ready=False) as server:
+        url = server.url
+        assert httpx.post(url + CHAT, json=BODY | {"model": str(tiny_chat_model)}, headers=bob, timeout=60).status_code == 200
+        assert httpx.post(url + CHAT, json=BODY).status_code == 401
+        counted = samples(
+            httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {OWNER}"}).text, "penstock_http_responses_total"
+        )
+        log = server.log()
+    assert (counted["POST", CHAT, "200"], counted["POST", CHAT, "401"]) == (1, 1)
+    (line,) = [line for line in log.splitlines() if "key=bob" in line]
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d info penstock\.http request ", line)
+    assert {"id=from-the-client", "client=127.0.0.1", "status=200"} <= set(line.split())
+
+
 def test_metrics_tell_when_certificates_expire() -> None:
     ends = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
     server = OAIHttpServer(ApiConfig(ModelCatalog({})), node_id="a", certificates=lambda: {"api": ends, "network": ends})

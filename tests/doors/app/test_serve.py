@@ -252,8 +252,9 @@ def test_a_port_whose_last_connections_are_not_forgotten_by_the_system_can_be_ta
             start_listening(second)
 
 
-@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--model", "no-such-model"]], ids=" ".join)
 def test_a_port_that_is_taken(more: list[str]) -> None:
+    """It is told before a model is looked for, let alone loaded."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
