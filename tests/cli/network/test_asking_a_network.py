@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import cli
-from tests.server import Server, free_port, running_server
+from tests.server import Server, clean_environment, free_port, running_server
 
 ASK = ("run", "What is the capital of France?", "--max-tokens", "8", "--temperature", "0")
 BODY = {"messages": [{"role": "user", "content": ASK[1]}], "max_tokens": 8, "temperature": 0}
 MODEL = "smollm2-135m"
+PYTHON = f"""
+from penstock import LLM, SamplingParams
+with LLM(network="home") as llm:
+    print(llm.chat({ASK[1]!r}, SamplingParams(temperature=0, max_tokens=8))[0].outputs[0].text)
+"""
 LINE = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions"}
 
 pytestmark = pytest.mark.slow
@@ -68,6 +75,15 @@ def test_an_answer_and_a_batch_come_from_the_network_unless_alone(
     assert machines.met() == 3
     assert machines.batch(tmp_path, "--alone", "--model", str(tiny_chat_model), model=str(tiny_chat_model))
     assert machines.met() == 3
+
+
+def test_an_llm_in_python_computes_with_the_network(machines: Machines) -> None:
+    before = machines.met()
+    env = clean_environment(**machines.laptop)
+    done = subprocess.run([sys.executable, "-c", PYTHON], env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == cli(*ASK, **machines.laptop).stdout.decode()
+    assert machines.met() == before + 2
 
 
 def test_without_the_other_nodes_the_missing_layers_are_named(machines: Machines, tmp_path: Path) -> None:
