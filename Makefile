@@ -8,8 +8,8 @@
 
 PYTHON       ?= python3
 PROMPT       ?= What is the capital of France?
-PYTEST_ARGS  ?= -n 5 --dist loadfile
-SLOW_ARGS    ?= -n 3 --dist loadfile
+PYTEST_ARGS  ?= --forks 5
+SLOW_ARGS    ?= --forks 3
 SOAK_ARGS    ?=
 FUZZ_MINUTES ?= 60
 LOCK_ARGS    ?=

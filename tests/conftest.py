@@ -7,10 +7,10 @@ import logging
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import hypothesis.internal.conjecture.engine
 import pytest
@@ -26,17 +26,15 @@ from tests.server import penstock_server as penstock_server
 from tests.server import small_model as small_model
 from tests.server import small_model_folder as small_model_folder
 
+pytest_plugins = ["tests.forks"]
+
 os.environ["PENSTOCK_HOME"] = os.devnull  # in no network, whatever whoever runs the tests has joined; nothing can be made there
 
 _state = tempfile.TemporaryDirectory(prefix="penstock-tests-")
 os.environ["XDG_STATE_HOME"] = _state.name  # where servers keep their jobs by default, away from those of whoever runs the tests
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the source again
-
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
-    # every process that a test starts.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the source again,
+sys.dont_write_bytecode = False  # and every run the tests
 
 # How long an example takes says more about the machine than about the code.
 settings.register_profile("penstock", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,15 +67,12 @@ def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_fold
     return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """All workers fork their commands from one process."""
-    node.workerinput["warm"] = warm.start()
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):
-        warm.share(config.workerinput["warm"])
+    if config.option.forks:
+        # Several workers with a thread per core each would fight for the cores. Set before torch is imported, and inherited by
+        # every process that a test starts.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        warm.start()  # all workers fork their commands from one process
 
 
 SLOW = re.compile(r"mark\.slow|@examples\(")  # in every file with slow tests

@@ -1,4 +1,4 @@
-"""Packages that few tests need, imported by the worker that runs those."""
+"""Packages that few tests need, imported when one of those runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 class LazyModule:
     """Stands for a module, which is imported when something in it is first asked for.
 
-    Every worker reads all files of tests, and the clients' packages take seconds of CPU each.
+    The clients' packages take seconds of CPU each, for which runs of other tests need not wait.
     """
 
     def __init__(self, name: str) -> None:

@@ -23,19 +23,10 @@ CLIENT = Path(__file__).with_name("client.py")
 PATIENCE_S = 120.0
 
 
-_of_this_run = ""  # the socket of the server that all workers share
-
-
-def share(path: str) -> None:
-    """Use the server that another process has started."""
-    global _of_this_run
-    _of_this_run = path
-
-
 @functools.cache
 def address() -> str:
-    """The socket of this run's server, when it is there. Where none is shared, one is started on first use."""
-    path, until = _of_this_run or start(), time.monotonic() + PATIENCE_S
+    """The socket of this run's server, when it is there."""
+    path, until = start(), time.monotonic() + PATIENCE_S
     while not os.path.exists(path):
         assert time.monotonic() < until, "The process that forks did not start."
         time.sleep(0.01)
@@ -44,7 +35,9 @@ def address() -> str:
 
 @functools.cache
 def start() -> str:
-    """Start a server, which imports everything first, and ends with this process. Returns its socket, which is there soon."""
+    """Start a server, which imports everything first, and ends with this process. Returns its socket, which is there soon.
+
+    Processes that are forked from this one later use the same server."""
     folder = tempfile.mkdtemp(prefix="penstock-warm-")
     path = f"{folder}/socket"
     server = subprocess.Popen(

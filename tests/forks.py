@@ -1,0 +1,192 @@
+"""Tests in several processes, forked from one that has read them all: `pytest --forks 5`.
+
+To read the tests, and to import what they test, takes ten seconds of CPU, and twice that in a new clone. A process that is forked
+has it behind it. The tests of a file stay together, so that they share servers and models; files with many tests come first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+FORK = multiprocessing.get_context("fork")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--forks", type=int, default=0, metavar="N", help="run the tests in N processes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.forks and not config.option.collectonly:
+        config.pluginmanager.register(Forks(config), Forks.__name__)
+
+
+class Ask(NamedTuple):
+    """A worker is about to run the last test that it was given."""
+
+
+class Report(NamedTuple):
+    """What pytest says of a test, in a form that can be sent."""
+
+    data: dict[str, Any]
+
+
+class Warned(NamedTuple):
+    """The arguments of `pytest_warning_recorded`."""
+
+    arguments: dict[str, Any]
+
+
+class Worker(NamedTuple):
+    process: BaseProcess
+    connection: Connection
+    tests: deque[int]  # those that it was given and has not ended, by their place in the session
+
+
+class Forks:
+    """In the process that has read the tests: hands out files, and reports what workers say of their tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._workers: dict[Connection, Worker] = {}
+        self._numbers = itertools.count()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        if session.testsfailed and not self._config.option.continue_on_collection_errors:
+            return None  # pytest says so
+        if terminal := self._config.pluginmanager.getplugin("terminalreporter"):
+            terminal.showfspath = False  # tests of several files end in turn
+        left = deque(sorted(by_file(session.items), key=len, reverse=True))
+        try:
+            for _ in range(min(self._config.option.forks, len(left))):
+                self._fork(session)
+            while self._workers:
+                for connection in wait(list(self._workers)):
+                    assert isinstance(connection, Connection)
+                    self._hear(session, self._workers[connection], left)
+                    if session.shouldfail:
+                        raise session.Failed(session.shouldfail)
+        finally:
+            for worker in self._workers.values():
+                worker.process.kill()
+                worker.process.join()
+        return True
+
+    def _fork(self, session: pytest.Session) -> None:
+        ours, theirs = FORK.Pipe()
+        number = next(self._numbers)
+
+        def live() -> None:
+            for one in (ours, *self._workers):
+                one.close()  # or the end of this process would not be heard
+            with contextlib.suppress(KeyboardInterrupt, EOFError):
+                work(session, theirs, f"worker{number}")
+
+        process = FORK.Process(target=live)
+        process.start()
+        theirs.close()
+        self._workers[ours] = Worker(process, ours, deque())
+
+    def _hear(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
+        hook = self._config.hook
+        try:
+            heard = worker.connection.recv()
+        except EOFError:
+            self._bury(session, worker, left)
+            return
+        match heard:
+            case Ask():
+                given = left.popleft() if left else []
+                worker.tests.extend(given)
+                worker.connection.send(given)
+            case Warned(arguments):
+                hook.pytest_warning_recorded.call_historic(kwargs=arguments)
+            case Report(data):
+                report = hook.pytest_report_from_serializable(config=self._config, data=data)
+                hook.pytest_runtest_logreport(report=report)
+                if report.when == "teardown":
+                    worker.tests.popleft()
+                    hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
+
+    def _bury(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
+        """A worker that dies in a test has failed that one; another worker runs what else it was given."""
+        del self._workers[worker.connection]
+        worker.process.join()
+        if not worker.tests:
+            assert worker.process.exitcode == 0, "A worker died between two tests."
+            return
+        item = session.items[worker.tests.popleft()]
+        died = f"The process of this test died with exit code {worker.process.exitcode}."
+        report = pytest.TestReport(item.nodeid, item.location, {}, "failed", died, "call")
+        self._config.hook.pytest_runtest_logreport(report=report)
+        if worker.tests:
+            left.appendleft(list(worker.tests))
+        self._fork(session)
+
+
+def by_file(items: Iterable[pytest.Item]) -> Iterator[list[int]]:
+    """The places of the tests of each file."""
+    for _, group in itertools.groupby(enumerate(items), key=lambda pair: pair[1].path):
+        yield [place for place, _ in group]
+
+
+class Sender:
+    """In a worker: sends what pytest would show."""
+
+    def __init__(self, config: pytest.Config, connection: Connection) -> None:
+        self._config = config
+        self._connection = connection
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._connection.send(Report(self._config.hook.pytest_report_to_serializable(config=self._config, report=report)))
+
+    def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
+        warning_message.source = None  # the object that it is about, which may be anything
+        self._connection.send(Warned({"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}))
+
+
+def work(session: pytest.Session, connection: Connection, name: str) -> None:
+    """A worker's life: what it was forked with serves one process, so it gets its own, and then test after test."""
+    config = session.config
+    plugins = config.pluginmanager
+    capture = plugins.getplugin("capturemanager")
+    capture.stop_global_capturing()
+    _use_own_folders(config, name)
+    capture.start_global_capturing()
+    plugins.unregister(name=Forks.__name__)
+    plugins.unregister(name="terminalreporter")
+    plugins.register(Sender(config, connection))
+    coming = _given(session, connection)
+    item = next(coming, None)
+    while item is not None:
+        following = next(coming, None)
+        config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        item = following
+
+
+def _given(session: pytest.Session, connection: Connection) -> Iterator[pytest.Item]:
+    while True:
+        connection.send(Ask())
+        places = connection.recv()
+        if not places:
+            return
+        yield from (session.items[place] for place in places)
+
+
+def _use_own_folders(config: pytest.Config, name: str) -> None:
+    temporary = config._tmp_path_factory  # type: ignore[attr-defined]
+    temporary._basetemp = temporary.mktemp(name, numbered=False)
+    state = Path(os.environ["XDG_STATE_HOME"], name)
+    state.mkdir(exist_ok=True)
+    os.environ["XDG_STATE_HOME"] = str(state)
