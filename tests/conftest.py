@@ -21,6 +21,7 @@ from tests.clients.ran import keep_run
 from tests.commands import build_commands_once
 from tests.jobs import Run, in_this_process
 from tests.memory import release_memory
+from tests.public_certificates import read_certificates_once
 from tests.server import loaded_model as loaded_model
 from tests.server import penstock_server as penstock_server
 from tests.server import small_model as small_model
@@ -44,6 +45,7 @@ settings.load_profile("penstock")
 hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 60
 
 build_commands_once()
+read_certificates_once()
 
 for ignored in (signal.SIGINT, signal.SIGHUP):
     # A shell lets what it starts with `&` ignore Ctrl-C, as nohup does with SIGHUP; every process of a test would inherit that.
