@@ -292,12 +292,12 @@ def _base_url(process: subprocess.Popen[bytes], out: Path, err: Path) -> str:
 
 @pytest.fixture(scope="session")
 def loaded_model(default_model_folder: Path) -> LoadedModel:
-    """The default model in float32, loaded once for all servers and engines of this process that come one after the other."""
+    """The default model, loaded once for all servers and engines of this process that come one after the other."""
     from penstock.config.engine import EngineConfig
     from penstock.config.node import DEFAULT_MODEL
     from penstock.pipes.model_manager import ModelManager
 
-    return ModelManager(EngineConfig()).load(DEFAULT_MODEL, dtype="float32", kv_memory=KV_MEMORY)
+    return ModelManager(EngineConfig()).load(DEFAULT_MODEL, kv_memory=KV_MEMORY)
 
 
 @pytest.fixture(scope="session")

@@ -12,5 +12,5 @@ from tests.server import Server, running_server
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Iterator[Server]:
-    with running_server("--dtype", "float32", "--workspace", str(tmp_path_factory.mktemp("clients") / "workspace")) as running:
+    with running_server("--workspace", str(tmp_path_factory.mktemp("clients") / "workspace")) as running:
         yield running

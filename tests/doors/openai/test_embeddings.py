@@ -41,7 +41,7 @@ TEXTS = ["The cat sleeps on the sofa.", "A kitten naps on the couch.", "Quarterl
 @pytest.fixture(scope="module")
 def server(loaded_model: LoadedModel) -> Iterator[ServerThread]:
     """With little KV memory, so that what is too long need not be long, and with few places for jobs."""
-    with server_thread(loaded_model, "--kv-memory", "24MB", config="[limits]\nmax_jobs = 4\n") as running:
+    with server_thread(loaded_model, "--kv-memory", "22MB", config="[limits]\nmax_jobs = 4\n") as running:
         yield running
 
 
