@@ -3,7 +3,8 @@
     python bench/weight_precision.py [--model NAME] [--tokens N]
 
 Computed on a CPU in fp32 with weights that were rounded as the card's are, so that only the rounding shows. The matrices of the
-layers are rounded; with q8 and q4 also the head, to 8 bits. `fp8 + inputs` rounds the inputs of layers' products to fp8 too.
+layers are rounded; with q8 and q4 also the head, to 8 bits. `fp8 + inputs` rounds the inputs of layers' products to fp8 too, and
+`KV in fp8` only keys and values, as `--kv-dtype fp8` does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from penstock.audit.auditor import public_text
 from penstock.config.engine import EngineConfig
 from penstock.kernels.packed import PackedMatrix
 from penstock.kernels.structs import Kind, SourceType
-from penstock.model import linear
+from penstock.model import attention, linear
+from penstock.model.attention import _WindowView
 from penstock.model.batch import BatchPiece
 from penstock.model.sources import DEFAULT_MODEL, resolve
 from penstock.model.spec import read_spec
@@ -57,7 +59,16 @@ FORMATS: dict[str, tuple[Rounding | None, Rounding | None]] = {  # of layers and
     "fp8 + inputs": (to_fp8, None),
     "q8": (to_codes(Kind.Q8), to_codes(Kind.Q8)),
     "q4": (to_codes(Kind.Q4), to_codes(Kind.Q8)),
+    "fp32, KV in fp8": (None, None),
 }
+
+
+class Fp8KeysAndValues(_WindowView):
+    """Attention that reads keys and values as if they had been kept in e4m3."""
+
+    def _gather(self, kv: Tensor, blocks: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+        keys, values = super()._gather(kv, blocks, batch)
+        return keys.to(torch.float8_e4m3fn).float(), values.to(torch.float8_e4m3fn).float()
 
 
 def write_rounded(source: Path, target: Path, layers: Rounding | None, head: Rounding | None) -> None:
@@ -101,6 +112,8 @@ def main() -> None:
             head_layer = loaded.ends._head
             if name == "fp8 + inputs":
                 linear.PlainLinear.__call__ = lambda self, x, head=head_layer: plain(self, x if self is head else to_fp8(x))  # type: ignore[method-assign, assignment, misc]
+            if name.endswith("KV in fp8"):
+                attention._WindowView = Fp8KeysAndValues  # type: ignore[misc]
             surprise = same = count = 0.0
             for i, start in enumerate(range(0, len(ids) - 1, WINDOW)):
                 piece = ids[start : start + WINDOW]

@@ -125,6 +125,7 @@ class LLM:
         prefix_cache: bool = True,
         window: int | None = None,
         gpu_memory: float = 0.9,
+        kv_dtype: str = "auto",
         print_times: bool = False,
         time_parts: bool = False,
     ) -> None:
@@ -139,6 +140,7 @@ class LLM:
             prefix_cache=prefix_cache,
             window=window,
             gpu_memory=gpu_memory,
+            kv_dtype=kv_dtype,
             print_times=print_times,
             time_parts=time_parts,
         )

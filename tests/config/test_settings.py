@@ -81,6 +81,7 @@ THREE: dict[str, tuple[Any, Any, Any]] = {
     "scheduler.crowd_chunk": (1, 2, 3),
     "scheduler.step_target": (0.1, 0.2, 1.0),
     "gpu_memory": (0.5, 0.75, 1.0),
+    "kv_dtype": ("fp8", "auto", "fp8"),
     "scheduler.max_sequences": (1, 2, 3),
     "scheduler.block_size": (8, 32, 64),
     "scheduler.prefix_cache": (False, True, False),

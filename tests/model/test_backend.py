@@ -9,7 +9,7 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.model import backend
-from penstock.model.backend import choose_backend
+from penstock.model.backend import Backend, check_kv_dtype, choose_backend
 from penstock.model.spec import spec_from_config
 
 CUDA = torch.device("cuda:0")
@@ -72,6 +72,16 @@ def test_a_card_takes_rounded_weights(card, monkeypatch) -> None:
     assert rounded("fp8") == "fp8"
     monkeypatch.setattr(backend, "load", object)
     assert rounded("int4") == "int4"
+
+
+def test_keys_and_values_in_fp8_need_triton_and_a_card_that_computes_with_them(card, monkeypatch) -> None:
+    check_kv_dtype("auto", Backend(), torch.device("cpu"))
+    check_kv_dtype("fp8", Backend(triton=True), CUDA)
+    with pytest.raises(ConfigError, match=r"kv_dtype = fp8 needs the Triton kernels on a CUDA GPU, not PyTorch on cpu\."):
+        check_kv_dtype("fp8", Backend(), torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(ConfigError, match=r"A Card does not compute in fp8\. Leave kv_dtype out\."):
+        check_kv_dtype("fp8", Backend(triton=True), CUDA)
 
 
 def test_weights_are_refused_where_nothing_computes_with_them(card, monkeypatch) -> None:

@@ -84,6 +84,12 @@ def test_the_share_of_a_gpu_is_of_all_its_memory(small_model_folder: Path, monke
     assert "--gpu-memory" in caught.value.hint
 
 
+def test_keys_and_values_in_fp8_take_half_the_memory(small_model_folder: Path) -> None:
+    found = ModelManager(EngineConfig()).find("small", small_model_folder, dtype="bfloat16", device="cpu")
+    sizes = [ModelManager(EngineConfig(kv_dtype=kind)).footprint(found).kv_block for kind in ("auto", "fp8")]
+    assert sizes[0] == 2 * sizes[1]
+
+
 def test_a_card_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

@@ -8,6 +8,7 @@ from penstock.config.checks import check_whole, unusable
 from penstock.errors import ConfigError
 
 POLICY_NAMES = ("fcfs", "edf", "lrs")
+KV_DTYPES = ("auto", "fp8")
 MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
 IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
 GPU_CHUNK = 4096  # tokens that keep a GPU busy
@@ -26,6 +27,7 @@ class EngineConfig:
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
     window: NetworkJobs in flight at once; None for one per device where all layers are local, else found by measuring.
     gpu_memory: the share of a GPU's memory that may be in use once a model is loaded.
+    kv_dtype: what keys and values are kept in; `auto` for the numbers that the model computes in.
     time_parts: record how long each part of an answer takes; `print_times` does so, too, and logs it.
     """
 
@@ -39,6 +41,7 @@ class EngineConfig:
     prefix_cache: bool = True
     window: int | None = None
     gpu_memory: float = 0.9
+    kv_dtype: str = "auto"
     print_times: bool = False
     time_parts: bool = False
 
@@ -52,6 +55,8 @@ class EngineConfig:
         if target is not None and (isinstance(target, bool) or not isinstance(target, int | float) or not target > 0):
             raise unusable("step_target", target, "Give seconds above 0, such as 0.05.")
 
+        if self.kv_dtype not in KV_DTYPES:
+            raise unusable("kv_dtype", self.kv_dtype, f"Use one of: {', '.join(KV_DTYPES)}.")
         share = self.gpu_memory
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise unusable("gpu_memory", share, "Give a share of the GPU's memory, such as 0.9.")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.config import kinds
-from penstock.config.engine import POLICY_NAMES, EngineConfig
+from penstock.config.engine import KV_DTYPES, POLICY_NAMES, EngineConfig
 from penstock.config.kinds import PAIRS, PATH, SECONDS, SHARE, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
 from penstock.config.network import MODES, WIRE_FORMATS, NetworkConfig
 from penstock.config.node import (
@@ -343,6 +343,12 @@ SETTINGS = (
         SHARE,
         "Share of a GPU's memory that may be in use: weights, the largest pass, and KV, which gets the rest.",
         field=(EngineConfig, "gpu_memory"),
+    ),
+    Setting(
+        "kv_dtype",
+        kinds.one_of(*KV_DTYPES),
+        "What a GPU keeps keys and values in; fp8 halves their memory, at some cost in fidelity.",
+        field=(EngineConfig, "kv_dtype"),
     ),
     Setting("node_id", TEXT, "Name of this node; by default the host's.", sample="kitchen"),
     Setting("max_pipes", WHOLE, "Open up to this many pipes per model, then replicate."),

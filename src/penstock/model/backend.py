@@ -95,6 +95,17 @@ def _check_quant(quant: str, lacking: str, dtype: str, device: torch.device) -> 
         raise ConfigError(f"quant = {quant} needs the native kernels, which are not compiled, to round weights.", hint=doctor)
 
 
+def check_kv_dtype(kv_dtype: str, backend: Backend, device: torch.device) -> None:
+    """Refuse to keep keys and values in what cannot be computed with."""
+    if kv_dtype != "fp8":
+        return
+    hint = "Leave kv_dtype out."
+    if not backend.triton:
+        raise ConfigError(f"kv_dtype = fp8 needs the Triton kernels on a CUDA GPU, not {backend} on {device}.", hint=hint)
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
+        raise ConfigError(f"{torch.cuda.get_device_name(device)} does not compute in fp8.", hint=hint)
+
+
 def _native_lacks(spec: ModelSpec, dtype: str, device: torch.device) -> str:
     """Why the native kernels cannot compute this; empty if they can."""
     if device.type != "cpu":

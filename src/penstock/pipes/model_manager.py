@@ -14,7 +14,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
 from penstock.model.allocator import keep_freed_memory, return_freed_memory
-from penstock.model.backend import Backend, choose_backend
+from penstock.model.backend import Backend, check_kv_dtype, choose_backend
 from penstock.model.ends import EndModel, end_bytes
 from penstock.model.memory import available_memory, explaining_exhaustion, use_huge_pages
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
@@ -95,6 +95,7 @@ class ModelManager:
         keep_freed_memory()
         spec = read_spec(folder)
         backend = choose_backend(spec, folder, dtype=dtype, device=where, quant=quant)
+        check_kv_dtype(self._config.kv_dtype, backend, where)
         kind = KV_DTYPE if backend.native else pick_dtype(dtype, where)
         return FoundModel(model, folder, spec, kind, where, backend=backend)
 
@@ -157,7 +158,7 @@ class ModelManager:
             num_layers=spec.num_layers,
             layer=max(map(found.layer_bytes, range(spec.num_layers))),
             ends=found.end_bytes(),
-            kv_block=config.block_size * spec.kv_width * size,
+            kv_block=config.block_size * spec.kv_width * (size if config.kv_dtype == "auto" else 1),
             loading=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
             activations=logits + unpacked + tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
             mask_block=0 if in_place else tokens * config.block_size * size,
@@ -200,6 +201,7 @@ class ModelManager:
         if found.backend.triton:
             from penstock.model.triton.segment import TritonModel
 
+            how["kv_dtype"] = torch.float8_e4m3fn if self._config.kv_dtype == "fp8" else None
             return TritonModel(found.spec, layers, files, dtype=found.dtype, device=found.device, packing=packing, **how)
         if packing is not None:
             assert isinstance(packing, Packing)

@@ -29,7 +29,14 @@ def exact(q: Tensor, kv: Tensor, start: int, window: int | None) -> Tensor:
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(hidden.to(q.device), -math.inf).softmax(-1), kv[:, 1])
 
 
-def check(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None, splits: int) -> None:
+def check(
+    device: torch.device,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    splits: int,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
     from penstock.kernels.triton.attention import Paged, attend_chunks, attend_decodes, chunk_tokens
     from penstock.model.triton.columns import upload_columns
 
@@ -40,8 +47,9 @@ def check(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, 
     places = list(rng.permutation(np.arange(1, sum(needed) + 1)))
     tables = [[int(places.pop()) for _ in range(blocks)] for blocks in needed]
     batch = Batch(np.array([start for start, _ in spans]), np.array([n for _, n in spans]), padded(tables))
-    kv = torch.randn((sum(needed) + 1) * block_size, 2, kv_heads, head_dim, device=device).to(dtype)
-    kv[:block_size] = math.nan  # nothing of the null block may be used
+    numbers = torch.randn((sum(needed) + 1) * block_size, 2, kv_heads, head_dim, device=device)
+    numbers[:block_size] = math.nan  # nothing of the null block may be used
+    kv = numbers.to(kv_dtype or dtype)
     rows = int(batch.counts.sum())
     q = torch.randn(rows, heads + 2 * kv_heads, head_dim, device=device).to(dtype)[:, :heads]
     out = torch.full((rows, heads * head_dim), math.nan, dtype=dtype, device=device)
@@ -53,7 +61,7 @@ def check(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, 
     at = 0
     for (start, n), table in zip(spans, tables, strict=True):
         slots = [table[p // block_size] * block_size + p % block_size for p in range(start + n)]
-        wanted = exact(q[at : at + n], kv[slots], start, window)
+        wanted = exact(q[at : at + n], kv.float()[slots], start, window)
         found = out[at : at + n].view(n, heads, head_dim).double()
         assert (found - wanted).norm() < limit * wanted.norm(), (start, n)
         at += n
@@ -63,6 +71,11 @@ def check(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int, 
 @pytest.mark.parametrize("shape", [(8, 2, 64, 16), (3, 3, 80, 8), (6, 1, 96, 32)])
 def test_attention_over_pages_is_that_of_double_precision(device, shape, window) -> None:
     check(device, torch.float32, shape, window, splits=4)
+
+
+def test_keys_and_values_in_fp8_are_read_as_they_are(device) -> None:
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    check(device, dtype, (8, 2, 64, 16), None, splits=4, kv_dtype=torch.float8_e4m3fn)
 
 
 def test_parts_of_a_text_that_see_nothing_add_nothing(device) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
-from penstock.model.batch import Batch
+from penstock.model.batch import Batch, BatchPiece
 from penstock.model.sample_row import SampleRow
 from penstock.model.weights import WeightFiles
 from tests.parity.tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Pipeline, make
@@ -25,7 +25,9 @@ INTERPRETED = ("phi3 that turns a part of each head", "mistral with a window", "
 TEXTS = [[random.Random(i).randrange(VOCAB) for _ in range(n)] for i, n in enumerate((30, 47, 39, 60, 52))]
 
 
-def on_device(folder: Path, device: torch.device, cuts: tuple[int, ...] = (0, LAYERS)) -> Pipeline:
+def on_device(
+    folder: Path, device: torch.device, cuts: tuple[int, ...] = (0, LAYERS), kv_dtype: torch.dtype | None = None
+) -> Pipeline:
     from penstock.model.triton.ends import TritonEndModel
     from penstock.model.triton.segment import TritonModel
 
@@ -33,7 +35,8 @@ def on_device(folder: Path, device: torch.device, cuts: tuple[int, ...] = (0, LA
     spec, how = pipeline.spec, {"dtype": torch.float32, "device": device}
     pipeline.ends = TritonEndModel(spec, folder, files, **how)
     pipeline.segments = [
-        TritonModel(spec, LayerRange(*cut), files, kv_blocks=64, block_size=BLOCK_SIZE, **how) for cut in pairwise(cuts)
+        TritonModel(spec, LayerRange(*cut), files, kv_blocks=64, block_size=BLOCK_SIZE, kv_dtype=kv_dtype, **how)
+        for cut in pairwise(cuts)
     ]
     return pipeline
 
@@ -58,6 +61,18 @@ def logits_of_texts(pipeline: Pipeline, device: torch.device) -> list[torch.Tens
         long, short = TEXTS[1][start:end], TEXTS[0][other:other_end]
         found += pipeline.step([(long, start, [9, 2, 5, 11]), (short, other, [3])])
     return found
+
+
+def test_keys_and_values_in_fp8_change_logits_little_and_can_be_wiped(device, tmp_path) -> None:
+    make(KINDS["llama"], tmp_path)
+    pipeline, pieces = on_device(tmp_path, device, kv_dtype=torch.float8_e4m3fn), [(TEXTS[0][:20], 0, [1, 2, 3])]
+    (found,), (wanted,) = pipeline.step(pieces), Pipeline(tmp_path).step(pieces)
+    assert 0 < float((found - wanted).norm() / wanted.norm()) < 0.1
+    (segment,) = pipeline.segments
+    assert all(layer.kv.element_size() == 1 for layer in segment._layers)
+    assert all(bool(layer.kv.float()[BLOCK_SIZE : BLOCK_SIZE + 20].any()) for layer in segment._layers)
+    segment.wipe(BatchPiece(0, 20, [1, 2, 3]))
+    assert not any(bool(layer.kv.float().any()) for layer in segment._layers)
 
 
 def test_long_chunks_that_begin_a_text_look_through_windows_too(device, tmp_path) -> None:

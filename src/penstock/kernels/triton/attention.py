@@ -1,7 +1,7 @@
 """Attention over paged KV, for single tokens and for chunks of prompts, without gathering it first.
 
-A layer's KV is [slots, 2, kv_heads, head_dim]; position p of a text lies in slot table[p // block_size] * block_size + p %
-block_size. The query heads that share a key head are rows of one product.
+A layer's KV is [slots, 2, kv_heads, head_dim], in the numbers of the queries or in fp8; position p of a text lies in slot
+table[p // block_size] * block_size + p % block_size. The query heads that share a key head are rows of one product.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _decode(
         seen = (position < end) & (position >= first)
         block = tl.load(table + position // BLOCK_SIZE * GROUPS, mask=seen, other=0).to(tl.int64)
         base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM) + head * HEAD_DIM
-        keys = tl.load(base[None, :] + d[:, None], mask=seen[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+        keys = tl.load(base[None, :] + d[:, None], mask=seen[None, :] & (d < HEAD_DIM)[:, None], other=0.0).to(query.dtype)
         scores = tl.where(seen[None, :], tl.dot(query, keys, input_precision="ieee") * scale, -1.0e30)
         most = tl.maximum(best, tl.max(scores, 1))
         share = tl.exp(scores - most[:, None])
@@ -131,7 +131,7 @@ def _decode(
         shrink = tl.exp(best - most)
         values = tl.load(
             base[:, None] + KV_HEADS * HEAD_DIM + d[None, :], mask=seen[:, None] & (d < HEAD_DIM)[None, :], other=0.0
-        )
+        ).to(query.dtype)
         acc = acc * shrink[:, None] + tl.dot(share.to(values.dtype), values, input_precision="ieee")
         total = total * shrink + tl.sum(share, 1)
         best = most
@@ -262,7 +262,7 @@ def _look(
             held &= position > start - window  # blocks before the window may be gone
     block = tl.load(table + position // BLOCK_SIZE * GROUPS, mask=held, other=0).to(tl.int64)
     base = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * (2 * KV_HEADS * HEAD_DIM)
-    keys = tl.load(base[None, :] + d[:, None], mask=held[None, :] & (d < HEAD_DIM)[:, None], other=0.0)
+    keys = tl.load(base[None, :] + d[:, None], mask=held[None, :] & (d < HEAD_DIM)[:, None], other=0.0).to(query.dtype)
     scores = tl.dot(query, keys, input_precision="ieee") * scale  # of powers of 2
     if SOME:
         seen = position[None, :] <= own[:, None]
@@ -275,5 +275,6 @@ def _look(
         share = tl.where(seen, share, 0.0)
     shrink = tl.exp2(best - most)
     values = tl.load(base[:, None] + KV_HEADS * HEAD_DIM + d[None, :], mask=held[:, None] & (d < HEAD_DIM)[None, :], other=0.0)
+    values = values.to(query.dtype)
     acc = tl.dot(share.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return most, total * shrink + tl.sum(share, 1), acc

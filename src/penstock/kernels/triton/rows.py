@@ -66,7 +66,8 @@ def rotate_and_store(
 ) -> None:
     """Norm and rotate queries and keys in place, and write keys and values to their slots.
 
-    qkv [T, (heads + 2 kv_heads) * head_dim], kv [slots, 2, kv_heads, head_dim], slots [T] in int32, -1 to write nothing.
+    qkv [T, (heads + 2 kv_heads) * head_dim], slots [T] in int32, -1 to write nothing.
+    kv: [slots, 2, kv_heads, head_dim], in the numbers of qkv or in fp8.
     cos, sin: [T, width / 2] in fp32; where width is less than head_dim, the rest of each head is not rotated.
     qk_norm: [heads + kv_heads, head_dim]
     """
@@ -136,13 +137,13 @@ def _rotate(
     slot = tl.load(slots + row).to(tl.int64)
     kept = (tl.where(slot >= 0, head, -1) >= HEADS)[:, None]
     place = kv + slot * (2 * KV_HEADS * HEAD_DIM) + (head - HEADS) * HEAD_DIM
-    tl.store(place[:, None] + at[None, :], x, mask=inside & kept)
-    tl.store(place[:, None] + HALF + at[None, :], y, mask=inside & kept)
+    tl.store(place[:, None] + at[None, :], x.to(kv.dtype.element_ty), mask=inside & kept)
+    tl.store(place[:, None] + HALF + at[None, :], y.to(kv.dtype.element_ty), mask=inside & kept)
     if REST > 0:
         z = c.to(qkv.dtype.element_ty)
         if NORM:
             tl.store(own[:, None] + 2 * HALF + behind[None, :], z, mask=has_rest & changed)
-        tl.store(place[:, None] + 2 * HALF + behind[None, :], z, mask=has_rest & kept)
+        tl.store(place[:, None] + 2 * HALF + behind[None, :], z.to(kv.dtype.element_ty), mask=has_rest & kept)
 
 
 def gated(gate_up: Tensor, activation: str) -> Tensor:

@@ -70,8 +70,10 @@ class TritonModel:
         kv_blocks: int,
         block_size: int,
         packing: Packing | Fp8Packing | None = None,
+        kv_dtype: torch.dtype | None = None,
         progress: Progress = silent,
     ) -> None:
+        """kv_dtype: of keys and values; None for `dtype`."""
         self.spec = spec
         self.layers = layers
         self.dtype = dtype
@@ -85,7 +87,7 @@ class TritonModel:
             (frequencies.to(device), scale)
             for frequencies, scale in (inverse_frequencies(rope, rope.width(spec.head_dim)) for rope in ropes)
         ]
-        no_kv = torch.empty(0, dtype=dtype, device=device)
+        no_kv = torch.empty(0, dtype=kv_dtype or dtype, device=device)
         self._layers: list[Layer] = []
         doing = reader.describe(layers)
         hashes = hashlib.sha256()
@@ -107,11 +109,12 @@ class TritonModel:
     def allocate_kv(self, blocks: int) -> None:
         """Take memory for the KV of so many blocks of each layer, in place of what there was, before any step is captured."""
         spec, groups = self.spec, self._groups
+        kv_dtype = self._layers[0].kv.dtype
         for layer in self._layers:
             layer.kv = layer.kv.new_empty(0)
         shape = (groups.parts_within(self.layers, blocks) + 1) * self.block_size, 2, spec.kv_heads, spec.head_dim
         places = groups.places(self.layers)  # block 0 stays empty: padding points there
-        memory = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(1 + max(places))]
+        memory = [torch.zeros(shape, dtype=kv_dtype, device=self.device) for _ in range(1 + max(places))]
         for layer, place in zip(self._layers, places, strict=True):
             layer.kv = memory[place]
         self.kv_blocks = groups.rows_within(self.layers, blocks)
@@ -162,7 +165,7 @@ class TritonModel:
         _, slots = positions_and_slots(Batch.of([piece]), self.block_size, self._groups.count)
         at = upload(slots, self.device)
         for layer in self._layers:
-            layer.kv.index_fill_(0, at[layer.group], 0)
+            layer.kv.view(torch.uint8).index_fill_(0, at[layer.group], 0)  # which torch does not do in fp8
 
     def _attend(self, qkv: Tensor, layer: Layer, columns: PassColumns, out: Tensor) -> None:
         """qkv [T, (heads + 2 kv_heads) * head_dim], rotated and stored -> out [T, heads * head_dim]"""
