@@ -293,23 +293,24 @@ class Engine:
     def take_commands(self, *, wait: bool) -> bool:
         """Apply all commands in the inbox. `wait`: block until there is one. Returns False if the engine must stop."""
         timeout = self.idle_timeout() if wait else 0.0
-        self._inbox.count_waiting(self._waiting())
+        if self._inbox.taken_bytes:  # some of it may have been used since
+            self._inbox.count_waiting(self._waiting())
         while True:
             command = self._inbox.take(timeout)
             if command is None:
                 return True
             timeout = 0.0
             match command:
-                case Submit(job):
-                    self._enter(job)
-                case Cancel(job):
-                    self.sequences.cancel(job)
                 case Deliver(sender, message, at, memory):
                     try:
                         self._handle(sender, message, at)
                     finally:
                         if memory:
                             self._inbox.release(sender, memory, self._waiting() if isinstance(message, NetworkJob) else None)
+                case Submit(job):
+                    self._enter(job)
+                case Cancel(job):
+                    self.sequences.cancel(job)
                 case Unsent(node, message):
                     self._on_unsent(node, message)
                 case NetworkChanged():

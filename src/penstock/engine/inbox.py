@@ -21,11 +21,11 @@ class Inbox:
         self._here: dict[str, int] = {}  # bytes of messages in the inbox, by sender
         self._taken: Mapping[str, int] = {}  # ... of those that were taken out of it and wait for earlier ones or for a pass
         self._here_bytes = 0  # of all senders
-        self._taken_bytes = 0
+        self.taken_bytes = 0
 
     @property
     def pending_bytes(self) -> int:
-        return self._here_bytes + self._taken_bytes
+        return self._here_bytes + self.taken_bytes
 
     @property
     def empty(self) -> bool:
@@ -49,7 +49,7 @@ class Inbox:
             return True
         with self._lock:
             here = self._here.get(sender, 0) + size
-            left = MAX_PENDING_BYTES - self._here_bytes - self._taken_bytes - size
+            left = MAX_PENDING_BYTES - self._here_bytes - self.taken_bytes - size
             if here + self._taken.get(sender, 0) > MAX_SHARE * left:
                 return False
             self._here[sender] = here
@@ -68,10 +68,9 @@ class Inbox:
 
     def count_waiting(self, waiting: Mapping[str, int]) -> None:
         """Record how many bytes of each sender still wait of the messages that were taken out."""
-        if waiting or self._taken:
-            with self._lock:
-                self._count(waiting)
+        with self._lock:
+            self._count(waiting)
 
     def _count(self, waiting: Mapping[str, int]) -> None:
         self._taken = waiting
-        self._taken_bytes = sum(waiting.values())
+        self.taken_bytes = sum(waiting.values())

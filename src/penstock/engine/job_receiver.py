@@ -103,9 +103,12 @@ class JobReceiver:
 
     def _measure(self, sender: str, message: NetworkJob | Mark, size: int) -> None:
         """Record how long a message was on its way, in the NetworkJob itself: its origin adds up the legs."""
-        if sender not in self._meters and len(self._meters) >= MAX_METERS:
-            self._meters.clear()
-        seconds = min(MAX_TRANSFER_S, self._meters.setdefault(sender, LinkMeter()).observe(message.sent, self._clock()))
+        meter = self._meters.get(sender)
+        if meter is None:
+            if len(self._meters) >= MAX_METERS:
+                self._meters.clear()
+            meter = self._meters.setdefault(sender, LinkMeter())  # another thread may have been quicker
+        seconds = min(MAX_TRANSFER_S, meter.observe(message.sent, self._clock()))
         if isinstance(message, NetworkJob):
             message.transfers.append(seconds)
             self._on_transfer(sender, size, seconds)

@@ -26,7 +26,9 @@ class LinkMeter:
         """
         if arrived - self._window_began > WINDOW_S:
             self._window_began, self._least_before, self._least = arrived, self._least, None
-        self._least = min(arrived - sent, arrived - sent if self._least is None else self._least)
+        took = arrived - sent
+        if self._least is None or took < self._least:
+            self._least = took
         quickest = self._least if self._least_before is None else min(self._least, self._least_before)
         began = max(sent + quickest, self._arrived)
         self._arrived = max(arrived, self._arrived)

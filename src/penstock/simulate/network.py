@@ -219,7 +219,8 @@ class SimulatedNetwork(ABC):
 
     def in_order(self, lane: Lane, due: float, late: float = 0.0) -> float:
         """When a message arrives that would by itself at `due`: not before those that were sent before it."""
-        due = self._due[lane] = max(due, self._due.get(lane, 0.0)) + late
+        last = self._due.get(lane, 0.0)
+        due = self._due[lane] = (due if due > last else last) + late
         return due
 
     def deliver(self, sender: str, destination: str, letter: Letter) -> None:
@@ -269,7 +270,9 @@ class SimulatedNetwork(ABC):
     def step(self) -> None:
         """Go to the next instant at which something happens, and let it happen."""
         later, pop = self._later, heapq.heappop
-        now = self.now = max(self.now, later[0][0])
+        if later[0][0] > self.now:
+            self.now = later[0][0]
+        now = self.now
         while later and later[0][0] <= now:
             pop(later)[2]()
         self.check()

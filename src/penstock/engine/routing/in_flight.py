@@ -26,6 +26,13 @@ class InFlight:
     embedding: float = 0.0  # seconds that its tokens took to embed
     returned: bool = False  # it is back, and waits for the compute thread
 
+    def includes(self, spans: list[Span]) -> bool:
+        """Whether all of these Spans were sent with it, and none of them comes twice."""
+        if tuple(spans) == self.spans:
+            return True  # as nearly always
+        found = set(spans)
+        return len(found) == len(spans) and found <= set(self.spans)
+
 
 class InFlightJobs:
     """avoid: gives up the route if it passes this node and there is another path. Returns whether it did.

@@ -181,9 +181,8 @@ class Origin:
             return False
         if sent.returned:
             return False
-        spans = set(job.spans)
-        right = len(spans) == len(job.spans) and spans <= set(sent.spans)
-        if right and (job.hidden is None or (job.hidden.dtype, job.hidden.width) == (self._pipe.hidden_format, self._width)):
+        agreed = job.hidden is None or (job.hidden.dtype, job.hidden.width) == (self._pipe.hidden_format, self._width)
+        if agreed and sent.includes(job.spans):
             sent.returned = True
             return True
         logger.warning("node %s returned Spans that it was not sent", sender)
@@ -213,7 +212,8 @@ class Origin:
             self.pacing.measure(self.route, job, sent.tokens, now - sent.sent, decodes=decodes, ends=self.ends_seconds)
         last = self.route.hops[-1].node
         self._jobs.on_refusals(self.route, job.refusals)
-        self._jobs.on_dropped(last, {*sent.spans} - {*job.spans})
+        if len(job.spans) < len(sent.spans):
+            self._jobs.on_dropped(last, {*sent.spans} - {*job.spans})
 
     def acknowledge(self, notice: int) -> None:
         """Record that all stages have the notices up to this number."""

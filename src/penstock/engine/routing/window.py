@@ -61,7 +61,8 @@ class LinearFit:
         variance = self._xx / n - x * x
         if not _varies(x, variance):
             return y / (x + SPLIT_PRIOR)
-        return min(max(0.0, (self._xy / n - x * y) / variance), y / max(x, 1e-9))
+        slope = (self._xy / n - x * y) / variance
+        return 0.0 if slope < 0.0 else min(slope, y / max(x, 1e-9))
 
     @property
     def is_guess(self) -> bool:

@@ -137,11 +137,12 @@ def build_job(header: Any, tensor: memoryview) -> NetworkJob:
 def _columns(spans: list[Span]) -> tuple[Any, ...]:
     if not spans:
         return _NO_SPANS
+    count = len(spans)
     seq_ids, *columns, keys = zip(*spans, strict=True)
     return (
-        len(spans),
+        count,
         _packed(seq_ids),
-        *(column[0] if column.count(column[0]) == len(column) else _packed(column) for column in columns),
+        *[column[0] if column.count(column[0]) == count else _packed(column) for column in columns],
         [(place, found) for place, found in enumerate(keys) if found],
     )
 
@@ -173,11 +174,11 @@ def _spans(wire: Any) -> tuple[list[Span], int, int]:
 def _unpacked(column: int | bytes, count: int) -> Sequence[int]:
     if isinstance(column, int):
         return (column,) * count
-    width = len(column) // max(1, count)
-    if width * count != len(column) or (count and width not in WIDTHS):
-        raise Inconsistent(f"a column of {count} numbers cannot have {len(column)} bytes")
-    if width < 2:
+    if len(column) == count:
         return column  # bytes are numbers below 256
+    width = len(column) // count if count else 0
+    if width * count != len(column) or width not in WIDTHS:
+        raise Inconsistent(f"a column of {count} numbers cannot have {len(column)} bytes")
     numbers = struct.unpack(f"<{count}{WIDTHS[width]}", column)
     if width == MAX_WIDTH and max(numbers) >= MAX_COUNT:
         raise Inconsistent(f"a number of a Span is not below {MAX_COUNT}")
