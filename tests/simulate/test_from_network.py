@@ -50,6 +50,13 @@ def test_speeds_layers_links_and_memory_are_those_of_the_network(network: Runnin
     assert rest.between is None
 
 
+@pytest.mark.parametrize("wire, kind", [({"format": "int8", "token_bytes": 1}, "int8"), (None, "bfloat16")])
+def test_hidden_states_travel_as_they_do_in_the_network(wire: dict[str, Any] | None, kind: str) -> None:
+    found = status()
+    found["pipes"][0]["wire"] = wire
+    assert RunningNetwork(found, SHAPE).scenario().hidden_format == kind
+
+
 def test_what_if_a_node_were_not_there(network: RunningNetwork) -> None:
     with_it, without = (
         report(_run(network, seconds=5, load="4 streams, 20+20", without=gone)).tokens_per_second for gone in ((), ("c",))

@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from penstock.config.engine import EngineConfig
 from penstock.config.kinds import SIZE
+from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.topology import LayerRange, contiguous_ranges
 from penstock.errors import ConfigError
 from penstock.pipes.footprint import Budget
@@ -105,9 +106,16 @@ class RunningNetwork:
             machines=tuple(there),
             loads=(parse_load(load or DEFAULT_LOAD, origin),),
             links=tuple(self._links({machine.name for machine in there})),
+            hidden_format=self._hidden_format,
         )
 
     # ---- inside ----
+
+    @property
+    def _hidden_format(self) -> HiddenFormat:
+        """In which hidden states of the server's own jobs travel; the usual one if it takes none."""
+        found = (self._pipe.get("wire") or {}).get("format")
+        return next((known for known in get_args(HiddenFormat) if known == found), "bfloat16")
 
     def _machines(self) -> list[Machine]:
         segments = self._pipe["segments"]
