@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.simulate.plot import _floor, plot
+from penstock.simulate.plot import _floor, _runs, plot
 from penstock.simulate.report import SimulationReport, report
 from penstock.simulate.scenario_file import parse_scenario
 from penstock.simulate.simulation import Simulation
@@ -199,8 +199,8 @@ def test_the_plot_is_an_svg_that_names_what_happened() -> None:
     texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
     assert "kill b-1" in texts
     assert any("tokens/s" in text for text in texts)
-    lines = sum(element.tag.endswith("polyline") for element in root.iter())
-    assert lines == 5, "tokens, jobs, nodes, and two for the first token"
+    lines = {(e.get("stroke"), e.get("stroke-opacity")) for e in root.iter() if e.tag.endswith("polyline")}
+    assert len(lines) == 5, "tokens, jobs, nodes, and two for the first token"
 
 
 def test_the_timeline_says_how_long_jobs_of_each_part_waited_for_their_first_token() -> None:
@@ -208,6 +208,11 @@ def test_the_timeline_says_how_long_jobs_of_each_part_waited_for_their_first_tok
     waits = {number: wait.p50 for number, wait in enumerate(found.timeline.first_token_s) if wait.p50 is not None}
     assert list(waits) == [0, 60]
     assert found.first_token_s.max == pytest.approx(max(waits.values()))
+
+
+def test_a_plot_draws_no_line_where_nothing_was_measured() -> None:
+    assert _runs([None, 1.0, 2.0, None, None, 3.0]) == [[(1, 1.0), (2, 2.0)], [(5, 3.0)]]
+    assert _runs([None, None]) == []
 
 
 def test_a_plot_shows_one_node_less_of_a_thousand() -> None:

@@ -86,22 +86,31 @@ def _draw(panel: _Panel, top: int) -> Iterable[str]:
         yield _text(LEFT - 8, y + 4, _number(panel.floor + span * share), anchor="end", colour=FAINT)
     for values, opacity in ((panel.pale, 0.35), (panel.values, 1.0)):
         step = (WIDTH - LEFT - RIGHT) / max(1, len(values))
-        known = [
-            (LEFT + (number + 0.5) * step, base - (value - panel.floor) / span * PANEL)
-            for number, value in enumerate(values)
-            if value is not None
-        ]
-        if not known:
-            continue
-        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in known)
-        if not panel.pale and not panel.floor:
-            area = f"{known[0][0]:.1f},{base} {points} {known[-1][0]:.1f},{base}"
-            yield f'<polygon points="{area}" fill="{panel.colour}" fill-opacity="0.14"/>'
-        yield (
-            f'<polyline points="{points}" fill="none" stroke="{panel.colour}" stroke-opacity="{opacity}" stroke-width="1.8"'
-            ' stroke-linejoin="round"/>'
-        )
+        for run in _runs(values):
+            known = [(LEFT + (number + 0.5) * step, base - (value - panel.floor) / span * PANEL) for number, value in run]
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in known)
+            if not panel.pale and not panel.floor:
+                area = f"{known[0][0]:.1f},{base} {points} {known[-1][0]:.1f},{base}"
+                yield f'<polygon points="{area}" fill="{panel.colour}" fill-opacity="0.14"/>'
+            yield (
+                f'<polyline points="{points}" fill="none" stroke="{panel.colour}" stroke-opacity="{opacity}" stroke-width="1.8"'
+                ' stroke-linejoin="round"/>'
+            )
+            if len(known) == 1:
+                x, y = known[0]
+                yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{panel.colour}" fill-opacity="{opacity}"/>'
     yield _text(LEFT, top - 7, panel.name, weight=600)
+
+
+def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """The numbered values, apart where there is none: a line over a gap would show what nobody has seen."""
+    runs: list[list[tuple[int, float]]] = [[]]
+    for number, value in enumerate(values):
+        if value is not None:
+            runs[-1].append((number, value))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
 
 
 def _events(report: SimulationReport, bottom: int) -> Iterable[str]:
