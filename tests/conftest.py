@@ -14,12 +14,13 @@ from pathlib import Path
 
 import hypothesis.internal.conjecture.engine
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, strategies
 
 from tests import warm
 from tests.clients.ran import keep_run
 from tests.commands import build_commands_once
 from tests.jobs import Run, in_this_process
+from tests.lazy_module import import_shared_modules
 from tests.memory import release_memory
 from tests.public_certificates import read_certificates_once
 from tests.server import loaded_model as loaded_model
@@ -97,8 +98,11 @@ def _has_no_slow_tests(path: Path) -> bool:
     return path.match("test_*.py") and SLOW.search(path.read_text(encoding="utf-8")) is None
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported stays, so no collection of garbage needs to look at it again: it would take half a second each time."""
+    if session.config.option.forks:
+        import_shared_modules()
+        strategies.text().validate()  # makes Hypothesis' table of all characters, in two seconds of CPU
     gc.collect()
     gc.freeze()
 

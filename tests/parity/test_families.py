@@ -31,7 +31,7 @@ from penstock.model.spec import fingerprint, read_spec, spec_from_config
 if TYPE_CHECKING:
     import transformers
 else:
-    transformers = LazyModule("transformers")
+    transformers = LazyModule("transformers", "LlamaForCausalLM")
 
 CUTS = {"one segment": [(0, 4)], "two segments": [(0, 1), (1, 4)], "four segments": [(0, 1), (1, 2), (2, 3), (3, 4)]}
 RELATIVE = 1e-4  # largest difference, against the largest logit

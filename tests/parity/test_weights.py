@@ -27,7 +27,7 @@ from penstock.model.weights import WeightFiles
 if TYPE_CHECKING:
     import transformers
 else:
-    transformers = LazyModule("transformers")
+    transformers = LazyModule("transformers", "LlamaForCausalLM")
 
 WEIGHTS = "model.safetensors"
 MIDDLE = LayerRange(1, 3)

@@ -28,7 +28,7 @@ from penstock.model.weights import WeightFiles
 if TYPE_CHECKING:
     import transformers
 else:
-    transformers = LazyModule("transformers")
+    transformers = LazyModule("transformers", "LlamaForCausalLM")
 
 CPU = torch.device("cpu")
 LAYERS, VOCAB, BLOCK_SIZE = 4, 128, 8
