@@ -35,7 +35,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 @pytest.fixture(scope="module")
 def llm(default_model_folder: object) -> Iterator[LLM]:
-    with LLM(dtype="float32", kv_memory=400 << 20) as found:  # room for more than the context
+    with LLM(kv_memory=400 << 20) as found:  # room for more than the context
         yield found
 
 
@@ -292,12 +292,12 @@ def test_a_text_is_a_conversation_with_one_question(tiny: LLM) -> None:
 
 
 def test_without_sampling_params_the_makers_recommendation_counts(tiny: LLM) -> None:
-    tiny.recommended_sampling, before = {"temperature": 0.0}, tiny.recommended_sampling
+    tiny.recommended_sampling, before = {"temperature": 0.0, "max_tokens": 12}, tiny.recommended_sampling
     try:
         once, again = tiny.generate(["The sea is"] * 2)
     finally:
         tiny.recommended_sampling = before
-    greedy = tiny.generate("The sea is", SamplingParams(temperature=0))[0]
+    greedy = tiny.generate("The sea is", GREEDY)[0]
     assert once.outputs[0].token_ids == again.outputs[0].token_ids == greedy.outputs[0].token_ids
 
 
