@@ -45,7 +45,7 @@ def test_the_default_model_is_that_of_the_catalogue() -> None:
         (NodeConfig, "node_id", "x" * 65, "up to 64"),
         (NodeConfig, "models", (), "hosts no model"),
         (HostedModelConfig, "id", " ", "is empty"),
-        (HostedModelConfig, "device", "toaster", "auto, cpu, cuda, cuda:1 or mps"),
+        (HostedModelConfig, "device", "toaster", "auto, cpu, cuda, cuda:1, cuda:0,cuda:1 or mps"),
         (HostedModelConfig, "dtype", "int3", "auto, bfloat16, float32"),
         (HostedModelConfig, "layers", "0-10", "is not a layer range"),
         (HostedModelConfig, "layers", "0:10,5:5", "is empty or negative"),

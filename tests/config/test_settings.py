@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 # What a file, a variable and a flag say, for every setting: where there is a choice at all, never twice the same in a row.
 THREE: dict[str, tuple[Any, Any, Any]] = {
     "hosted_models.id": ("one", "org/two", "./three.gguf"),
-    "hosted_models.device": ("cpu", "cuda:1", "mps"),
+    "hosted_models.device": ("cpu", "cuda:0,cuda:1", "mps"),
     "hosted_models.dtype": ("float32", "bfloat16", "float32"),
     "hosted_models.quant": ("int8", "int4", "none"),
     "hosted_models.layers": ("0:30", "0:10,10:30", "0:1,1:30"),

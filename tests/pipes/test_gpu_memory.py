@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from penstock.config.engine import EngineConfig
-from penstock.errors import DeviceUnavailable, NotEnoughMemory
+from penstock.errors import NotEnoughMemory
 from penstock.model.backend import Backend
 from penstock.model.batch import BatchPiece
 from penstock.model.largest_pass import run_largest_pass
 from penstock.model.memory import available_memory, untaken_memory
 from penstock.pipes import gpu_memory, model_manager
 from penstock.pipes.gpu_memory import allocate_kv
-from penstock.pipes.model_manager import ModelManager, pick_device
+from penstock.pipes.model_manager import ModelManager
 from tests.parity.tiny_models import KINDS, LAYERS, make
 from tests.triton_device import device as device
 
@@ -90,15 +90,6 @@ def test_keys_and_values_in_fp8_take_half_the_memory(small_model_folder: Path) -
     assert sizes[0] == 2 * sizes[1]
 
 
-def test_a_card_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert pick_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(DeviceUnavailable, match=r"There is no cuda:2\.") as caught:
-        pick_device("cuda:2")
-    assert "cuda:0 to cuda:1" in caught.value.hint
-
-
 def test_what_torch_keeps_of_freed_memory_can_be_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
     """So layers fit where others were dropped a moment ago."""
     figures = {"mem_get_info": (10, 100), "memory_reserved": 60, "memory_allocated": 45}
@@ -120,5 +111,5 @@ def test_the_largest_pass_runs_on_nothing_and_leaves_nothing_behind(small_model_
         return hidden
 
     before = pass_through()
-    run_largest_pass(loaded.spec, loaded.segments, ends, loaded.device, tokens=100, rows=5, block=16)
+    run_largest_pass(loaded.spec, loaded.segments, ends, tokens=100, rows=5, block=16)
     assert torch.equal(pass_through(), before)

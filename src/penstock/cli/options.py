@@ -56,7 +56,7 @@ DeviceOption = Annotated[
         "--device",
         metavar="DEVICE",
         callback=parse_device,
-        help="Where to compute: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU if there is one.",
+        help="Where to compute: auto, cpu, cuda (all cards), cuda:1, cuda:0,cuda:1 or mps; auto takes a GPU if there is one.",
     ),
 ]
 SegmentsOption = Annotated[

@@ -14,8 +14,8 @@ def unusable(name: str, value: object, hint: str) -> ConfigError:
 
 
 def check_device(device: str) -> None:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", device):
-        raise unusable("device", device, "Use auto, cpu, cuda, cuda:1 or mps.")
+    if not re.fullmatch(r"auto|cpu|mps|cuda|cuda:\d+(,cuda:\d+)*", device):
+        raise unusable("device", device, "Use auto, cpu, cuda, cuda:1, cuda:0,cuda:1 or mps.")
 
 
 def check_whole(name: str, value: object, *, minimum: int) -> None:

@@ -157,7 +157,11 @@ _TRUST = {"open": True} | dict.fromkeys(("ca_file", "certificate_file", "key_fil
 
 SETTINGS = (
     Setting(f"{MODELS}.id", TEXT, "A name from `penstock models list`, a folder, a .gguf file or a hub id.", "--model"),
-    Setting(f"{MODELS}.device", TEXT, "Device: auto, cpu, cuda, cuda:1 or mps; auto takes a GPU when there is one."),
+    Setting(
+        f"{MODELS}.device",
+        TEXT,
+        "Device: auto, cpu, cuda, cuda:1, cuda:0,cuda:1 or mps; auto takes a GPU when there is one, and cuda all cards.",
+    ),
     Setting(
         f"{MODELS}.dtype",
         kinds.one_of(*DTYPES),

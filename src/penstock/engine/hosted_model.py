@@ -22,7 +22,7 @@ class HostedLayers:
         self.spec = loaded.spec
         self.dtype = loaded.precision
         self.backend = loaded.backend
-        self.device = str(loaded.device)
+        self.device = loaded.place
         self.engine = engine
 
     def start(self) -> None:

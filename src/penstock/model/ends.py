@@ -90,7 +90,7 @@ class EndModel:
     @torch.inference_mode()
     def compute_norm(self, hidden: Tensor) -> Tensor:
         """[R, hidden] in fp32"""
-        return F.rms_norm(hidden.float(), (self.spec.hidden,), self._norm, self.spec.norm_eps)
+        return F.rms_norm(hidden.to(self.device, torch.float32), (self.spec.hidden,), self._norm, self.spec.norm_eps)
 
     @torch.inference_mode()
     def compute_head(self, normed: Tensor) -> Tensor:

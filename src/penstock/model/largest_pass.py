@@ -21,7 +21,6 @@ def run_largest_pass(
     spec: ModelSpec,
     segments: Sequence[Segment],
     ends: EndModel | None,
-    device: torch.device,
     *,
     tokens: int,
     rows: int,
@@ -32,10 +31,10 @@ def run_largest_pass(
     block: tokens of a block.
     """
     table = [NULL_BLOCK] * (-(-tokens // block) * spec.kv_groups.count)
-    hidden = torch.zeros(tokens, spec.hidden, device=device)
+    hidden = torch.zeros(tokens, spec.hidden, device=segments[0].device)
     for segment in segments:
         hidden = segment.process(hidden, [BatchPiece(0, tokens, table)])
     if ends is not None:
         outputs = [SampleRow(SamplingParams(top_p=0.9), row, 0, [0], 1) for row in range(rows)]
-        logits = ends.compute_head(ends.compute_norm(torch.zeros(rows, spec.hidden, device=device)))
+        logits = ends.compute_head(ends.compute_norm(torch.zeros(rows, spec.hidden, device=ends.device)))
         sample(logits, outputs, ends.picker)

@@ -93,7 +93,7 @@ class LlmModel:
         rotated = spec.heads + spec.kv_heads
         q_width, head_dim, eps = spec.heads * spec.head_dim, spec.head_dim, spec.norm_eps
         # the residual stream stays in fp32: in bf16 its rounding is half of the total error, and it is no faster
-        x = hidden.float()
+        x = hidden.to(self.device, torch.float32)  # perhaps from another card
         for layer in part:
             normed = F.rms_norm(x, (spec.hidden,), layer.input_norm, eps).to(self.dtype)
             qkv = layer.qkv(normed)  # [T, (heads + 2 kv_heads) * head_dim]

@@ -33,23 +33,23 @@ def give_rest_to_kv(
     footprint: Footprint,
     blocks: int,
 ) -> None:
-    """Run the largest pass once, and give all memory to KV that it leaves.
+    """Run the largest pass once, and give all memory to KV that it leaves, on each card.
 
     name: of the model, for the log.
     config: for this kind of device.
     blocks: what each layer has now.
     """
-    spec, device = segments[0].spec, segments[0].device
+    spec = segments[0].spec
     torch.cuda.empty_cache()  # what loading has left; without CUDA it does nothing
-    run_largest_pass(
-        spec, segments, ends, device, tokens=config.max_pass_tokens, rows=config.max_sequences, block=config.block_size
-    )
-    each = footprint.kv_block * sum(segment.layers.size for segment in segments)
-    # what the pass has used stays with torch, and so is not counted
-    fitting = blocks + within_share(untaken_memory(device), device, config.gpu_memory) // each
-    allocate_kv(segments, min(fitting, footprint.max_blocks), least=MIN_BLOCKS)
-    tokens = min(segment.kv_blocks for segment in segments) * config.block_size
-    logger.info("%s: KV memory for %d tokens on %s (gpu_memory = %g)", name, tokens, device, config.gpu_memory)
+    run_largest_pass(spec, segments, ends, tokens=config.max_pass_tokens, rows=config.max_sequences, block=config.block_size)
+    for device in dict.fromkeys(segment.device for segment in segments):
+        own = [segment for segment in segments if segment.device == device]
+        each = footprint.kv_block * sum(segment.layers.size for segment in own)
+        # what the pass has used stays with torch, and so is not counted
+        fitting = blocks + within_share(untaken_memory(device), device, config.gpu_memory) // each
+        allocate_kv(own, min(fitting, footprint.max_blocks), least=MIN_BLOCKS)
+        tokens = min(segment.kv_blocks for segment in own) * config.block_size
+        logger.info("%s: KV memory for %d tokens on %s (gpu_memory = %g)", name, tokens, device, config.gpu_memory)
 
 
 def allocate_kv(segments: Sequence[TritonModel], blocks: int, *, least: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from penstock.config.engine import EngineConfig
-from penstock.domain.topology import LayerRange, covering
-from penstock.errors import ConfigError, DeviceUnavailable, NotEnoughMemory
+from penstock.domain.topology import LayerRange
+from penstock.errors import ConfigError, NotEnoughMemory
 from penstock.model.allocator import keep_freed_memory, return_freed_memory
 from penstock.model.backend import Backend, check_kv_dtype, choose_backend
 from penstock.model.ends import EndModel, end_bytes
@@ -25,24 +26,29 @@ from penstock.model.shapes import layer_params, layer_shapes
 from penstock.model.sources import resolve
 from penstock.model.spec import ModelSpec, read_spec
 from penstock.model.weights import WeightFiles
+from penstock.pipes.devices import pick_devices, pick_dtype
 from penstock.pipes.footprint import DEFAULT_KV_TOKENS, GATHERED_LAYERS, MIN_BLOCKS, Budget, Footprint
 from penstock.pipes.gpu_memory import give_rest_to_kv, within_share
+from penstock.pipes.layer_shares import DeviceLayers, bounding_range, cut_ranges, ranges_of, share_layers
 from penstock.progress import Progress, silent
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     from penstock.model.triton.segment import TritonModel
 
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+logger = logging.getLogger("penstock.memory")
+
 CPU_KV_SHARE = 0.5  # of the memory that is free after the weights; other programs need some, too
 USABLE_SHARE = 0.8  # of the free memory that a node takes without a limit from the settings; a GPU has gpu_memory instead
 
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
-    """A model in `folder`, with the dtype, the device and the back-end to run it on. Nothing is loaded yet.
+    """A model in `folder`, with the dtype, the devices and the back-end to run it on. Nothing is loaded yet.
 
     dtype: of KV, and of torch's computation.
+    device: of the ends, and of the first layers.
+    devices: of the layers: a range for each, in this order; none for `device` alone. One may be there twice.
     """
 
     name: str
@@ -50,7 +56,13 @@ class FoundModel:
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device
+    devices: tuple[torch.device, ...] = field(default=(), kw_only=True)
     backend: Backend = field(default=Backend(), kw_only=True)
+
+    @property
+    def place(self) -> str:
+        """The devices, for people."""
+        return ",".join(dict.fromkeys(map(str, self.devices or (self.device,))))
 
     @property
     def precision(self) -> str:
@@ -69,7 +81,15 @@ class FoundModel:
 
     def with_parts(self, segments: Sequence[Segment], ends: EndModel | None) -> LoadedModel:
         return LoadedModel(
-            self.name, self.folder, self.spec, self.dtype, self.device, tuple(segments), ends, backend=self.backend
+            self.name,
+            self.folder,
+            self.spec,
+            self.dtype,
+            self.device,
+            tuple(segments),
+            ends,
+            devices=tuple(segment.device for segment in segments),
+            backend=self.backend,
         )
 
 
@@ -91,13 +111,14 @@ class ModelManager:
 
     @explaining_exhaustion()
     def find(self, model: str, folder: Path, *, dtype: str = "auto", device: str = "auto", quant: str = "none") -> FoundModel:
-        where = pick_device(device)
+        where, *others = devices = pick_devices(device)
         keep_freed_memory()
         spec = read_spec(folder)
-        backend = choose_backend(spec, folder, dtype=dtype, device=where, quant=quant)
-        check_kv_dtype(self._config.kv_dtype, backend, where)
-        kind = KV_DTYPE if backend.native else pick_dtype(dtype, where)
-        return FoundModel(model, folder, spec, kind, where, backend=backend)
+        oldest = min(devices, key=torch.cuda.get_device_capability) if others else where
+        backend = choose_backend(spec, folder, dtype=dtype, device=oldest, quant=quant)
+        check_kv_dtype(self._config.kv_dtype, backend, oldest)
+        kind = KV_DTYPE if backend.native else pick_dtype(dtype, oldest)
+        return FoundModel(model, folder, spec, kind, where, devices=devices if others else (), backend=backend)
 
     @explaining_exhaustion()
     def budget(
@@ -185,11 +206,13 @@ class ModelManager:
 
     @explaining_exhaustion()
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
-        segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks)
+        segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks, found.device)
         _settle(found)
         return segment
 
-    def _segment(self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int) -> Segment:
+    def _segment(
+        self, found: FoundModel, layers: LayerRange, files: WeightFiles, kv_blocks: int, device: torch.device
+    ) -> Segment:
         block_size, progress, packing = self._config.block_size, self._progress, found.backend.packing
         rows = found.spec.kv_groups.rows_within(layers, kv_blocks)
         if rows < MIN_BLOCKS:  # where layers are in several groups, which these few do not fill
@@ -202,11 +225,11 @@ class ModelManager:
             from penstock.model.triton.segment import TritonModel
 
             how["kv_dtype"] = torch.float8_e4m3fn if self._config.kv_dtype == "fp8" else None
-            return TritonModel(found.spec, layers, files, dtype=found.dtype, device=found.device, packing=packing, **how)
+            return TritonModel(found.spec, layers, files, dtype=found.dtype, device=device, packing=packing, **how)
         if packing is not None:
             assert isinstance(packing, Packing)
             return NativeModel(found.spec, layers, files, packing, **how)
-        return LlmModel(found.spec, layers, files, dtype=found.dtype, device=found.device, **how)
+        return LlmModel(found.spec, layers, files, dtype=found.dtype, device=device, **how)
 
     @explaining_exhaustion()
     def load(
@@ -224,31 +247,34 @@ class ModelManager:
     ) -> LoadedModel:
         """Load a model.
 
-        segments: layer ranges; None for one segment with all layers.
+        segments: layer ranges, cut further where a card ends; None for one segment on each device.
         whole: the segments must cover the model.
         kv_memory: bytes; None takes a share of what is free, or all that `max_memory` leaves.
         max_memory: bytes for weights and KV together.
         """
-        pick_dtype(dtype, pick_device(device))  # fail before anything is downloaded
-        wanted = None if whole or segments is None else _bounding_range(segments)
+        pick_dtype(dtype, pick_devices(device)[0])  # fail before anything is downloaded
+        wanted = None if whole or segments is None else bounding_range(segments)
         folder = resolve(model, layers=wanted, ends=load_ends, progress=self._progress)
         found = self.find(model, folder, dtype=dtype, device=device, quant=quant)
-        spec, where = found.spec, found.device
-        ranges = _ranges(segments, spec, whole)
-        layers, weights = _sizes(found, ranges, ends=load_ends)
+        where, footprint = found.device, self.footprint(found)
+        parts = self._deal(found, ranges_of(segments, found.spec, whole), ends=load_ends)
         with self._reservations.locked():
-            blocks = self._kv_blocks(found, layers, weights, kv_memory, max_memory)
+            blocks = self._kv_blocks(found, parts, kv_memory, max_memory)
             files = WeightFiles(folder)
-            size = weights + self.footprint(found).kv_block * layers * blocks
+            kv = sum(footprint.kv_block * part.size * each for part, each in zip(parts, blocks, strict=True))
+            size = sum(part.weights for part in parts) + kv
             self._reserve(size, files, where)  # which are dropped when all is loaded
         fills = found.backend.triton and kv_memory is None and max_memory is None
-        first = min(blocks, self.footprint(found).min_blocks) if fills else blocks
-        loaded = [self._segment(found, layers, files, first) for layers in ranges]
+        if fills:
+            blocks = [min(*blocks, footprint.min_blocks)] * len(parts)
+        placed = [(part.device, layers, each) for part, each in zip(parts, blocks, strict=True) for layers in part.ranges]
+        placed.sort(key=lambda one: one[1])
+        loaded = [self._segment(found, layers, files, each, device) for device, layers, each in placed]
         self._reserve(size, loaded[0], where)
         ends = self._ends(found, files) if load_ends else None
         if fills:
-            config, footprint = self._config.on(where.type), self.footprint(found)
-            give_rest_to_kv(found.name, cast("list[TritonModel]", loaded), ends, config, footprint, first)
+            config = self._config.on(where.type)
+            give_rest_to_kv(found.name, cast("list[TritonModel]", loaded), ends, config, footprint, blocks[0])
         _settle(found)
         return found.with_parts(loaded, ends)
 
@@ -256,25 +282,79 @@ class ModelManager:
         self, found: FoundModel, segments: Sequence[tuple[int, int]] | None, kv_memory: int | None, max_memory: int | None
     ) -> int:
         """How many KV blocks `load` would take for these segments, or for all layers. Raises what it would raise."""
-        layers, weights = _sizes(found, _ranges(segments, found.spec, whole=True), ends=True)
-        return self._kv_blocks(found, layers, weights, kv_memory, max_memory)
+        parts = self._deal(found, ranges_of(segments, found.spec, whole=True), ends=True)
+        return min(self._kv_blocks(found, parts, kv_memory, max_memory))
 
-    def _kv_blocks(self, found: FoundModel, layers: int, weights: int, kv_memory: int | None, max_memory: int | None) -> int:
-        """How many KV blocks of this many layers fit beside this many bytes of weights."""
-        spec, device, footprint = found.spec, found.device, self.footprint(found)
-        per_block = footprint.kv_block * layers
+    def _deal(self, found: FoundModel, ranges: Sequence[LayerRange], *, ends: bool) -> list[DeviceLayers]:
+        """Share layers among the devices: by their memory, and the first has the ends.
+
+        Only rows that get a token travel back to the ends, but those of whole prompts leave them: so these stay on one card.
+        """
+        layers, devices = [index for one in ranges for index in one.layers()], [found.device]
+        sizes, end_bytes = [len(layers)], found.end_bytes() if ends else 0
+        if len(found.devices) > 1:
+            footprint, rooms = self.footprint(found), []
+            devices = []
+            for device in found.devices:
+                taken = footprint.peak + (end_bytes if device == found.device else 0)
+                room = (self._unreserved(device, own=True) - taken) // found.devices.count(device)
+                if devices and room < footprint.layer + footprint.kv(1, MIN_BLOCKS):
+                    logger.warning("%s has no room for a layer of %s, and is not used", device, found.name)
+                elif len(devices) < len(layers):
+                    devices.append(device)
+                    rooms.append(room)
+            sizes = share_layers([found.layer_bytes(index) for index in layers], rooms, footprint.kv_block)
+        dealt = list(zip(devices, cut_ranges(ranges, sizes), strict=True))
+        parts = []
+        for device in dict.fromkeys(devices):
+            own = tuple(one for where, some in dealt if where == device for one in some)
+            weights = sum(found.layer_bytes(index) for one in own for index in one.layers())
+            parts.append(DeviceLayers(device, own, weights + (end_bytes if device == found.device else 0)))
+        return parts
+
+    def _kv_blocks(
+        self, found: FoundModel, parts: Sequence[DeviceLayers], kv_memory: int | None, max_memory: int | None
+    ) -> list[int]:
+        """How many KV blocks fit beside the weights, on each device. The limits are shared by layers and by free memory."""
+        layers = sum(part.size for part in parts)
+        smallest = 2 * self.footprint(found).kv_block * layers
+        if kv_memory is not None and (type(kv_memory) is not int or kv_memory < smallest):
+            size = format_bytes(kv_memory) if type(kv_memory) is int else repr(kv_memory)
+            raise ConfigError(
+                f"kv_memory = {size} is less than two KV blocks of this model.",
+                hint=f"Set kv_memory to at least {_rounded_up(smallest)}.",
+            )
+        if len(parts) == 1:
+            return [self._blocks_beside(found, parts[0], kv_memory, max_memory)]
+        usable = [self._unreserved(part.device, own=True) for part in parts]
+        blocks = []
+        for part, own in zip(parts, usable, strict=True):
+            kv = None if kv_memory is None else kv_memory * part.size // layers
+            limit = None if max_memory is None else max_memory * own // max(1, sum(usable))
+            blocks.append(self._blocks_beside(found, part, kv, limit))
+        return blocks
+
+    def _blocks_beside(self, found: FoundModel, part: DeviceLayers, kv_memory: int | None, max_memory: int | None) -> int:
+        """How many KV blocks of its layers fit beside the weights on one device.
+
+        kv_memory, max_memory: bytes of this device.
+        """
+        footprint, device, layers, weights = self.footprint(found), part.device, part.size, part.weights
         free = available_memory(device)
         smallest = weights + footprint.peak + footprint.kv(layers, MIN_BLOCKS)
+        here, what = "", "The model needs"
+        if len(found.devices) > 1:
+            here, what = f" on {device}", f"The model's layers {', '.join(map(str, part.ranges))} need"
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
-                f"max_memory is {format_bytes(max_memory)}, but the weights take {format_bytes(weights)}"
+                f"max_memory is {format_bytes(max_memory)}{here}, but the weights take {format_bytes(weights)}"
                 + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else ", and KV needs some too."),
-                hint=f"Set max_memory to at least {_rounded_up(smallest + (kv_memory or 0))}, or choose a smaller model.",
+                hint=f"Set max_memory to at least {_rounded_up(smallest + (kv_memory or 0))}{here}, or choose a smaller model.",
             )
         if smallest > free:
             raise NotEnoughMemory(
-                f"The model needs {format_bytes(smallest)} "
-                f"(one of its {spec.num_layers} layers {format_bytes(footprint.layer)}), "
+                f"{what} {format_bytes(smallest)} "
+                f"(one of its {found.spec.num_layers} layers {format_bytes(footprint.layer)}), "
                 f"but only {format_bytes(free)} are free on {device}.",
                 hint="Close other programs, choose a smaller model or dtype, or spread the layers over more machines.",
             )
@@ -282,7 +362,7 @@ class ModelManager:
             usable = self._unreserved(device, own=True)
             if device.type == "cuda" and max_memory is None and smallest > usable:
                 raise NotEnoughMemory(
-                    f"The model needs {format_bytes(smallest)}, but gpu_memory = {self._config.gpu_memory:g} leaves "
+                    f"{what} {format_bytes(smallest)}, but gpu_memory = {self._config.gpu_memory:g} leaves "
                     f"{format_bytes(usable)} of {device}.",
                     hint="Set a higher --gpu-memory, close other programs, or choose a smaller model or dtype.",
                 )
@@ -291,19 +371,13 @@ class ModelManager:
             else:
                 left = int((usable - weights - footprint.peak) * self._kv_share(device))
             return max(MIN_BLOCKS, min(footprint.blocks_within(left, layers), footprint.max_blocks))
-        if type(kv_memory) is not int or kv_memory < 2 * per_block:
-            size = format_bytes(kv_memory) if type(kv_memory) is int else repr(kv_memory)
-            raise ConfigError(
-                f"kv_memory = {size} is less than two KV blocks of this model.",
-                hint=f"Set kv_memory to at least {_rounded_up(2 * per_block)}.",
-            )
         if weights + kv_memory > free:
             raise NotEnoughMemory(
                 f"The weights ({format_bytes(weights)}) and kv_memory ({format_bytes(kv_memory)}) exceed the "
                 f"{format_bytes(free)} free on {device}.",
                 hint="Give less kv_memory.",
             )
-        return kv_memory // per_block
+        return kv_memory // (footprint.kv_block * layers)
 
 
 def _settle(found: FoundModel) -> None:
@@ -317,61 +391,3 @@ def _settle(found: FoundModel) -> None:
 def _rounded_up(size: int) -> str:
     """A size that is still large enough when it is rounded as people read it."""
     return format_bytes(int(1.01 * size))
-
-
-def _sizes(found: FoundModel, ranges: Sequence[LayerRange], *, ends: bool) -> tuple[int, int]:
-    """How many layers these are, and the bytes of their weights."""
-    layers = [index for layers in ranges for index in layers.layers()]
-    return len(layers), sum(map(found.layer_bytes, layers)) + (found.end_bytes() if ends else 0)
-
-
-def _bounding_range(segments: Sequence[tuple[int, int]]) -> LayerRange:
-    """The smallest range that contains all segments: what must be downloaded."""
-    return LayerRange(min(start for start, _ in segments), max(end for _, end in segments))
-
-
-def _ranges(segments: Sequence[tuple[int, int]] | None, spec: ModelSpec, whole: bool) -> list[LayerRange]:
-    if segments is None:
-        return [LayerRange(0, spec.num_layers)]
-    if whole:
-        return covering(segments, spec.num_layers)
-    ranges = sorted(LayerRange(*segment) for segment in segments)
-    if ranges[-1].end > spec.num_layers:
-        raise ConfigError(
-            f"Layers {ranges[-1]} do not exist: the model has {spec.num_layers}.",
-            hint=f"Use a range within 0:{spec.num_layers}.",
-        )
-    return ranges
-
-
-def pick_device(device: str) -> torch.device:
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"Unknown device '{device}'.", hint="Use auto, cpu, cuda, cuda:1 or mps.") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceUnavailable("No CUDA device is available.", hint="Use device=cpu, or install a CUDA build of torch.")
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        raise DeviceUnavailable(f"There is no {found}.", hint=f"Use cuda, or cuda:0 to cuda:{torch.cuda.device_count() - 1}.")
-    if found.type == "mps" and not torch.backends.mps.is_available():
-        raise DeviceUnavailable("No Apple GPU is available.", hint="Use device=cpu.")
-    return found
-
-
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The torch dtype. `auto` is bf16 if the hardware supports it, otherwise fp32, which is then faster."""
-    if dtype == "auto":
-        return torch.bfloat16 if device.type != "cpu" or cpu_has_bf16() else torch.float32
-    found = DTYPES.get(dtype)
-    if found is None:
-        raise ConfigError(f"Unknown dtype '{dtype}'.", hint=f"Use auto, {' or '.join(DTYPES)}.")
-    return found
-
-
-def cpu_has_bf16() -> bool:
-    try:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    except (AttributeError, RuntimeError):
-        return False

@@ -18,6 +18,7 @@ from penstock.model.memory import available_memory
 from penstock.model.segment import Segment
 from penstock.model.spec import fingerprint
 from penstock.peers.membership import Membership
+from penstock.pipes.devices import pick_one_device
 from penstock.pipes.meta_pipe import WeightsOf
 from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.path import listed
@@ -60,6 +61,7 @@ class PlacementAgent:
         self._membership = membership
         self._progress = progress
         self._manager = ModelManager(node.engine, progress)
+        self._device = str(pick_one_device(model.device))
         self._source = self._find_source(download)
         self._found = self._find()
         self._pinned = self._pins()
@@ -163,7 +165,7 @@ class PlacementAgent:
 
     def _find(self) -> FoundModel:
         model = self._model
-        return self._manager.find(model.id, self._source.folder, dtype=model.dtype, device=model.device, quant=model.quant)
+        return self._manager.find(model.id, self._source.folder, dtype=model.dtype, device=self._device, quant=model.quant)
 
     def _pins(self) -> tuple[LayerRange, ...]:
         """Return the layers that the settings ask for, whatever the network needs."""

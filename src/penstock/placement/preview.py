@@ -66,7 +66,7 @@ def preview_alone(model: HostedModelConfig, node: NodeConfig, progress: Progress
         raise not_available(model.id)
     found = manager.find(model.id, folder, dtype=model.dtype, device=model.device, quant=model.quant)
     blocks = manager.kv_blocks(found, model.segments, model.kv_memory, model.max_memory)
-    footprint, free = manager.footprint(found), available_memory(found.device)
+    footprint, free = manager.footprint(found), sum(map(available_memory, {found.device, *found.devices}))
     layers = model.segments or (LayerRange(0, found.spec.num_layers),)
     why = "This node is not in a network, so it holds all layers."
     return Preview(

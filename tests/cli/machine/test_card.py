@@ -85,6 +85,7 @@ def test_doctor_looks_at_every_card(monkeypatch) -> None:
     gpu, triton = doctor._accelerator()
     assert "New" in gpu.seen
     assert "Old" in gpu.seen
+    assert "--device cuda uses all 2" in gpu.seen
     assert "too old" in triton.seen
 
 

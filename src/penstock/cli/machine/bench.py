@@ -100,7 +100,7 @@ def bench(
         return LLM(model, dtype=dtype, device=device, quant=quant, segments=ranges, progress=bars)
 
     with ProgressBars() as bars, load(bars) as llm:
-        card = measure_card(llm.device) if llm.device.startswith("cuda") else None
+        card = measure_card(llm.device.split(",")[0]) if llm.device.startswith("cuda") else None
         rounds = plan_rounds(tokens) if card is None else plan_gpu_rounds(tokens, llm.spec.context)
         measure(llm, Round("warm-up", 2, SHORT_PROMPT, 4))
         results = []

@@ -90,7 +90,8 @@ def _accelerator() -> Iterator[Finding]:
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
         cards = ", ".join(f"{p.name} ({format_bytes(p.total_memory)})" for p in names)
-        yield Finding("GPU", CheckResult.GOOD, f"{cards}; driver {machine.nvidia_driver() or 'unknown'}")
+        several = f"; --device cuda uses all {len(names)}" if len(names) > 1 else ""
+        yield Finding("GPU", CheckResult.GOOD, f"{cards}; driver {machine.nvidia_driver() or 'unknown'}{several}")
         yield from _triton(min(map(torch.cuda.get_device_capability, range(len(names)))))  # of the oldest
     elif torch.backends.mps.is_available():
         yield Finding("GPU", CheckResult.GOOD, "Apple GPU (mps)")
