@@ -17,6 +17,7 @@ import json
 import queue
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -154,8 +155,9 @@ def main() -> None:
         print(f"{args.arrivals} streams {name}, between tokens: {figures}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            found = {"shape": args.shape, "precision": precision, "device": where, "rows": rows, "arrivals": arrivals}
-            json.dump(found, file, indent=1)
+            found = {"shape": args.shape, "precision": precision, "rows": rows, "arrivals": arrivals}
+            about = {"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+            json.dump({"command": " ".join(["bench/engine.py", *sys.argv[1:]])} | about | found, file, indent=1)
 
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
