@@ -6,8 +6,8 @@ Decode figures are generated tokens per second of a whole batch (64 prompt token
 figures are prompt tokens per second of one prompt. `--context 2048` tells how fast the streams of each batch decode behind
 prompts of that length. `--long 131072 --turns 32` reads such prompts in turn, and tells the time of a token behind them and the
 memory that torch has after each. `--arrivals 64` tells how long streams wait between tokens, alone and while a prompt of 8,192
-tokens arrives every second. Runs where only the engine's own needs are installed (torch, numpy,
-safetensors, tokenizers, jinja2).
+tokens arrives every second. `--waits` counts how often the host waits for a CUDA card in a decode step of each batch. Runs where
+only the engine's own needs are installed (torch, numpy, safetensors, tokenizers, jinja2).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import queue
 import random
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable
 from itertools import pairwise
@@ -125,6 +126,7 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=0, metavar="N", help="texts of N tokens in turn")
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="of --long")
     parser.add_argument("--arrivals", type=int, default=0, metavar="N", help="N streams, alone and while long prompts arrive")
+    parser.add_argument("--waits", action="store_true", help="count waits for a CUDA card, and copies, in a step of each batch")
     parser.add_argument("--kv-tokens", type=int, default=65536)
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
@@ -143,6 +145,7 @@ def main() -> None:
     if args.long:
         rows += [measure_decoding(engine, spec, rng, 1, args.long, 32, args.sampling) for _ in range(args.turns)]
     arrivals = measure_arrivals(engine, spec, rng, args.arrivals, args.sampling) if args.arrivals else {}
+    waits = [count_waits(engine, spec, rng, count, args.sampling) for count in batches] if args.waits else []
     engine.stop()
     where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
     precision = args.dtype if args.quant == "none" else args.quant
@@ -153,9 +156,12 @@ def main() -> None:
     for name, found in arrivals.items():
         figures = ", ".join(f"{which} {seconds * 1e3:.1f} ms" for which, seconds in found.items())
         print(f"{args.arrivals} streams {name}, between tokens: {figures}")
+    for count, found_waits in zip(batches, waits, strict=False):
+        calls = ", ".join(f"{name} {times:.2f}" for name, times in found_waits.items())
+        print(f"{count} streams, in a step: {calls}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
-            found = {"shape": args.shape, "precision": precision, "rows": rows, "arrivals": arrivals}
+            found = {"shape": args.shape, "precision": precision, "rows": rows, "arrivals": arrivals, "waits": waits}
             about = {"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
             json.dump({"command": " ".join(["bench/engine.py", *sys.argv[1:]])} | about | found, file, indent=1)
 
@@ -220,9 +226,11 @@ def run(
 
 def submit(
     engine: Engine, name: str, prompt: list[int], new: int, sampling: dict[str, Any], sink: Callable[[JobUpdate], object]
-) -> None:
+) -> Job:
     request = JobRequest(prompt=prompt, sampling=SamplingParams(**sampling, max_tokens=new, ignore_eos=True))
-    engine.submit(Job(name, request, prompt, new, hash(name), time.monotonic(), sink))
+    job = Job(name, request, prompt, new, hash(name), time.monotonic(), sink)
+    engine.submit(job)
+    return job
 
 
 def measure(
@@ -299,6 +307,39 @@ def measure_arrivals(
         gaps = [after - before for seen in times for before, after in pairwise(seen) if begin <= before and after <= end]
         found[name] = {"median": statistics.median(gaps), "p99": statistics.quantiles(gaps, n=100)[98], "longest": max(gaps)}
     return found
+
+
+def count_waits(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, sampling: dict[str, Any]) -> dict[str, float]:
+    """How often in a decode step the host waits for the card, and what is copied, as CUDA's own profiler sees it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    started = [threading.Event() for _ in range(count)]
+    ended: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+    jobs = []
+    for i, seen in enumerate(started):
+
+        def sink(update: JobUpdate, seen: threading.Event = seen) -> None:
+            seen.set()
+            if isinstance(update, JobDone | JobFailed):
+                ended.put(update)
+
+        jobs.append(submit(engine, f"waits {i}", [rng.randrange(spec.vocab) for _ in range(64)], 4000, sampling, sink))
+    for seen in started:
+        seen.wait()
+    time.sleep(0.5)  # until all decode
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        steps = engine.stats.steps
+        time.sleep(0.5)
+        steps = engine.stats.steps - steps
+    for job in jobs:
+        engine.cancel(job)
+    for _ in jobs:
+        ended.get()
+    found: dict[str, float] = {}
+    for event in profiler.key_averages():
+        if "Synchronize" in event.key or "Memcpy" in event.key:
+            found[event.key] = event.count / max(steps, 1)
+    return dict(sorted(found.items()))
 
 
 if __name__ == "__main__":
