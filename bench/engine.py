@@ -139,31 +139,60 @@ def main() -> None:
     if args.mixed:
         cases.append((f"{args.mixed} mixed", args.mixed, [rng.randint(32, 512) for _ in range(args.mixed)], args.new))
     cases += [(f"prefill {length}", 1, [length], 1) for length in prefills]
-    rows = [measure(engine, spec, rng, name, args.rounds, *case, args.sampling) for name, *case in cases]
-    if args.context:
-        rows += [measure_decoding(engine, spec, rng, count, args.context, args.new, args.sampling) for count in batches]
-    if args.long:
-        rows += [measure_decoding(engine, spec, rng, 1, args.long, 32, args.sampling) for _ in range(args.turns)]
-    arrivals = measure_arrivals(engine, spec, rng, args.arrivals, args.sampling) if args.arrivals else {}
-    waits = [count_waits(engine, spec, rng, count, args.sampling) for count in batches] if args.waits else []
+    report = Report(args)
+    for name, *case in cases:
+        report.add(measure(engine, spec, rng, name, args.rounds, *case, args.sampling))
+    for count in batches if args.context else ():
+        report.add(measure_decoding(engine, spec, rng, count, args.context, args.new, args.sampling))
+    for _ in range(args.turns if args.long else 0):
+        report.add(measure_decoding(engine, spec, rng, 1, args.long, 32, args.sampling))
+    for count in batches if args.waits else ():
+        report.add({"case": f"{count} waiting", "waits": count_waits(engine, spec, rng, count, args.sampling)})
+    if args.arrivals:
+        gaps = measure_arrivals(engine, spec, rng, args.arrivals, args.sampling)
+        report.add({"case": f"{args.arrivals} beside", "between_tokens": gaps})
     engine.stop()
-    where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
-    precision = args.dtype if args.quant == "none" else args.quant
-    print(f"{args.shape} {precision} on {where}, torch {torch.__version__}")
-    for row in rows:
-        about = f"overhead {row['overhead']:.1%}" if "overhead" in row else f"prompts {row['prompt_s']:.2f} s   {row['memory']}"
-        print(f"{row['case']:>16}: {row['tokens_per_s']:>10,.0f} tokens/s   {about}")
-    for name, found in arrivals.items():
-        figures = ", ".join(f"{which} {seconds * 1e3:.1f} ms" for which, seconds in found.items())
-        print(f"{args.arrivals} streams {name}, between tokens: {figures}")
-    for count, found_waits in zip(batches, waits, strict=False):
-        calls = ", ".join(f"{name} {times:.2f}" for name, times in found_waits.items())
-        print(f"{count} streams, in a step: {calls}")
-    if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            found = {"shape": args.shape, "precision": precision, "rows": rows, "arrivals": arrivals, "waits": waits}
-            about = {"device": where, "torch": torch.__version__, "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
-            json.dump({"command": " ".join(["bench/engine.py", *sys.argv[1:]])} | about | found, file, indent=1)
+
+
+class Report:
+    """What was measured so far: printed, and written to the file, as it comes, so that a run that is cut off leaves something."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
+        precision = args.dtype if args.quant == "none" else args.quant
+        print(f"{args.shape} {precision} on {where}, torch {torch.__version__}", flush=True)
+        self._file = args.json
+        self._rows: list[dict] = []
+        self._found = {
+            "command": " ".join(["bench/engine.py", *sys.argv[1:]]),
+            "device": where,
+            "torch": torch.__version__,
+            "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "shape": args.shape,
+            "precision": precision,
+            "rows": self._rows,
+        }
+
+    def add(self, row: dict) -> None:
+        self._rows.append(row)
+        print(f"{row['case']:>16}: {describe(row)}", flush=True)
+        if self._file:
+            with open(self._file, "w", encoding="utf-8") as file:
+                json.dump(self._found, file, indent=1)
+
+
+def describe(row: dict) -> str:
+    match row:
+        case {"waits": waits}:
+            return "in a step " + ", ".join(f"{name} {times:.2f}" for name, times in waits.items())
+        case {"between_tokens": gaps}:
+            return "   ".join(
+                f"{which}: " + ", ".join(f"{name} {seconds * 1e3:.1f} ms" for name, seconds in found.items())
+                for which, found in gaps.items()
+            )
+        case {"overhead": overhead}:
+            return f"{row['tokens_per_s']:>10,.0f} tokens/s   overhead {overhead:.1%}"
+    return f"{row['tokens_per_s']:>10,.0f} tokens/s   prompts {row['prompt_s']:.2f} s   {row['memory']}"
 
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
@@ -287,13 +316,14 @@ def measure_arrivals(
 ) -> dict[str, dict[str, float]]:
     """Seconds between the tokens of streams: alone, and while a prompt of 8,192 tokens arrives every second."""
     times: list[list[float]] = [[] for _ in range(streams)]
+    jobs = []
     for i, seen in enumerate(times):
 
         def sink(update: JobUpdate, seen: list[float] = seen) -> None:
             if isinstance(update, TokensOut):
                 seen.append(time.perf_counter())
 
-        submit(engine, f"stream {i}", [rng.randrange(spec.vocab) for _ in range(64)], 8000, sampling, sink)
+        jobs.append(submit(engine, f"stream {i}", [rng.randrange(spec.vocab) for _ in range(64)], 8000, sampling, sink))
     time.sleep(2.0)  # until all decode, and their step is captured
     begins = [time.perf_counter()]
     time.sleep(seconds)
@@ -302,6 +332,8 @@ def measure_arrivals(
         submit(engine, f"long {i}", [rng.randrange(spec.vocab) for _ in range(8192)], 1, sampling, lambda update: None)
         time.sleep(1.0)
     begins.append(time.perf_counter())
+    for job in jobs:
+        engine.cancel(job)
     found = {}
     for name, begin, end in zip(("alone", "with prompts"), begins[:-1], begins[1:], strict=True):
         gaps = [after - before for seen in times for before, after in pairwise(seen) if begin <= before and after <= end]
