@@ -101,7 +101,10 @@ def _has_no_slow_tests(path: Path) -> bool:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was imported stays, so no collection of garbage needs to look at it again: it would take half a second each time."""
     if session.config.option.forks:
+        from tests.tokenizer_files import read_default_tokenizer
+
         import_shared_modules()
+        read_default_tokenizer()
         strategies.text().validate()  # makes Hypothesis' table of all characters, in two seconds of CPU
     gc.collect()
     gc.freeze()

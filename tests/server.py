@@ -162,6 +162,7 @@ def server_thread(
     from penstock.doors.jobs.backlog import Backlog
     from penstock.engine.hosted_model import host_standalone
     from penstock.workspace.store.layout import Workspace
+    from tests.tokenizer_files import share_fork_server
 
     node = _node_config(args, config)
     keys = keys or Keys(None, key or None)
@@ -169,7 +170,9 @@ def server_thread(
     _in_use.add(id(loaded))
     kept = _with_kv(loaded, node.models[0].kv_memory)
     hosted = host_standalone(kept, node.engine, node=node.node_id, max_jobs=node.limits.max_jobs)
-    catalog = ModelCatalog({hosted.name: ServedModel(hosted)}, node.aliases)
+    served = ServedModel(hosted)
+    share_fork_server(served.grammars)
+    catalog = ModelCatalog({hosted.name: served}, node.aliases)
     api = ApiConfig(catalog, node.server, node.limits, keys, UsageLog(keys.path))
     backlog = None
     if node.workspace.path is not None:

@@ -19,6 +19,7 @@ import termios
 from dataclasses import dataclass
 
 from tests.commands import build_commands_once
+from tests.tokenizer_files import read_default_tokenizer
 
 FILES = 3
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD, signal.SIGPIPE)
@@ -44,6 +45,7 @@ def import_everything() -> None:
         if not found.name.endswith("__main__") and ".triton" not in found.name:
             importlib.import_module(found.name)
     build_commands_once()
+    read_default_tokenizer()
 
 
 def read_command(connection: socket.socket) -> Command:
