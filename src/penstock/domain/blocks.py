@@ -48,7 +48,7 @@ class BlockPool:
         self._bounded = [group for group, window in enumerate(windows) if window is not None]
         self._free = list(reversed(ids))  # a stack: warm blocks are used again first
         self._refs = dict.fromkeys(ids, 0)
-        self._key: dict[int, bytes | None] = dict.fromkeys(ids)
+        self._key: dict[int, bytes] = {}  # of blocks that can be found
         self._by_key: dict[bytes, int] = {}
         self._idle: dict[int, None] = {}  # in order of release: the first is the least recently used
 
@@ -97,7 +97,7 @@ class BlockPool:
         """Remove blocks for this many rows (at most `available`), and return them."""
         removed = [self._take() for _ in range(rows * self.groups)]
         for block in removed:
-            del self._refs[block], self._key[block]
+            del self._refs[block]  # it has no key: nobody can find what was taken
         self.capacity -= rows
         return removed
 
@@ -105,7 +105,7 @@ class BlockPool:
         """Add blocks to the pool, for whole rows."""
         for block in blocks:
             assert block not in self._refs
-            self._refs[block], self._key[block] = 0, None
+            self._refs[block] = 0
             self._free.append(block)
         self.capacity += len(blocks) // self.groups
 
@@ -176,7 +176,7 @@ class BlockPool:
             return
         names = keys if self.groups == 1 else (_name(key, group) for key in keys for group in range(self.groups))
         for block, name in zip(blocks, names, strict=False):
-            if block != NULL_BLOCK and self._key[block] is None and name not in self._by_key:
+            if block != NULL_BLOCK and block not in self._key and name not in self._by_key:
                 self._key[block] = name
                 self._by_key[name] = block
 
@@ -186,10 +186,10 @@ class BlockPool:
         for block in reversed([block for block in table if block != NULL_BLOCK]):
             refs[block] = left = refs[block] - 1
             if not left:
-                if keys[block] is None:
-                    self._free.append(block)
-                else:
+                if block in keys:
                     idle[block] = None
+                else:
+                    self._free.append(block)
 
     def exclusive(self, table: Iterable[int]) -> list[int]:
         """The blocks that become available if only this table is released."""
@@ -207,10 +207,9 @@ class BlockPool:
         return block
 
     def _forget(self, block: int) -> None:
-        key = self._key[block]
+        key = self._key.pop(block, None)
         if key is not None:
             del self._by_key[key]
-            self._key[block] = None
 
 
 def _name(key: bytes, group: int) -> bytes:
