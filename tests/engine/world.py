@@ -109,7 +109,7 @@ class World(SimulatedNetwork):
     ) -> None:
         self.faults, self.latency, self.tokens_per_second = faults or Faults(), latency, tokens_per_second
         self.asked: list[Asked] = []
-        self.refusals: Counter[str] = Counter()  # by verdict, as they came home
+        self.refusals: Counter[str] = Counter()  # by verdict, as they were sent home
         self.seen: list[tuple[str, str, Message]] = []  # sender, destination, message; kept if `watching`
         self.watching = False
         self._free: dict[Lane, float] = {}  # when a link has sent what it was given
@@ -173,6 +173,8 @@ class World(SimulatedNetwork):
     def post(self, sender: SimulatedNode, destination: str, message: Message) -> None:
         if self.watching:
             self.seen.append((sender.name, destination, decode(encode(message, sender.clock()))))
+        if isinstance(message, NetworkJob) and message.route.origin == destination:
+            self.refusals.update(refusal.verdict.name for refusal in message.refusals)
         super().post(sender, destination, message)
 
     def arrivals(self, lane: Lane, message: Message, letter: Letter, now: float) -> Iterator[tuple[float, Letter]]:
@@ -202,19 +204,7 @@ class World(SimulatedNetwork):
         return self._free[lane]
 
     def deliver(self, sender: str, destination: str, letter: Letter | bytes) -> None:
-        letter = Letter.of(letter) if isinstance(letter, bytes) else letter
-        node = self.nodes.get(destination)
-        if node is not None and node.alive and not node.stopped:
-            self._count_refusals(destination, letter.data)
-        super().deliver(sender, destination, letter)
-
-    def _count_refusals(self, destination: str, data: bytes) -> None:
-        try:
-            message = decode(data)
-        except PenstockError:
-            return
-        if isinstance(message, NetworkJob) and message.route.origin == destination:
-            self.refusals.update(refusal.verdict.name for refusal in message.refusals)
+        super().deliver(sender, destination, Letter.of(letter) if isinstance(letter, bytes) else letter)
 
     # ---- time ----
 
