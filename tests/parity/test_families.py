@@ -77,7 +77,7 @@ def test_every_family_has_a_tiny_model_here() -> None:
     assert {kind.family for kind in KINDS.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("cuts", ways(*CUTS))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_whole_prompt_has_the_logits_of_transformers(kind: str, cuts: list[tuple[int, int]], made: Made, judge: Judge) -> None:
     folder, _ = made(kind)
