@@ -56,7 +56,7 @@ def on_route(world: World) -> list[str]:
 
 @examples(
     few=4,
-    many=25,
+    many=15,
     after=st.floats(0, 0.3),
     noticed=st.sampled_from([0.0, 0.1, 3.0, 30.0]),
     place=st.integers(0, 1),
@@ -74,7 +74,7 @@ def test_when_a_node_dies_its_replica_takes_over_and_no_token_is_lost_or_said_tw
 
 @examples(
     few=4,
-    many=25,
+    many=15,
     deaths=st.lists(st.tuples(st.sampled_from("bcde"), st.floats(0, 0.2)), min_size=1, max_size=6),
     faults=st.sampled_from([0.0, 0.05]),
     seed=st.integers(0, 99),
