@@ -48,7 +48,11 @@ def _errors_printed() -> Iterator[None]:
     except UsageError as error:
         error.show()
         raise SystemExit(WRONG_USAGE) from None
-    except typer.Abort:
+    except typer.Abort as aborted:
+        if aborted.__context__ is not None:  # Ctrl-C or Ctrl-D instead of an answer: the cursor is behind the question
+            print(file=sys.stderr)
+        if isinstance(aborted.__context__, KeyboardInterrupt):
+            raise SystemExit(INTERRUPTED) from None
         print("Aborted!", file=sys.stderr)
         raise SystemExit(FAILED) from None
     except PenstockError as error:

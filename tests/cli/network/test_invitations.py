@@ -16,7 +16,7 @@ from penstock.network.trust import authority, join_client, joining
 from tests.jobs import Run
 from tests.network.joins import listening
 from tests.server import free_port
-from tests.terminal import Person
+from tests.terminal import CTRL_C, CTRL_D, Person
 
 At = Callable[..., tuple[int, str, str]]
 
@@ -162,6 +162,15 @@ def test_a_person_is_asked_for_the_invitation(tmp_path: Path) -> None:
     person.types("penstock2:mistyped")
     person.waits_for("error: The invitation")
     assert person.leaves() == 1
+
+
+@pytest.mark.parametrize("key, shown, code", [(CTRL_C, "\n", 130), (CTRL_D, "\nAborted!\n", 1)], ids=["Ctrl-C", "Ctrl-D"])
+def test_a_question_can_be_left_without_an_answer(tmp_path: Path, key: str, shown: str, code: int) -> None:
+    person = Person("network", "join", PENSTOCK_HOME=str(tmp_path))
+    question = person.waits_for("Invitation .*: ")
+    person.presses(key)
+    assert person.leaves() == code
+    assert re.sub(r"\^[CD][\b]*", "", person.screen) == question + shown
 
 
 def begin_pairing(tmp_path: Path) -> tuple[Person, Person, str]:
