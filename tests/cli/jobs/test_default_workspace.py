@@ -72,4 +72,5 @@ def test_drain_has_no_flags_of_a_server(tmp_path: Path) -> None:
         assert flag not in told
     for flag in ("--model", "--device", "--workspace-jobs", "--json"):
         assert flag in told
+    assert "Network to take part in; none unless this names one." in " ".join(told.split())  # the server's default is another
     assert cli("drain", tmp_path, "--port", "8000").returncode == 64

@@ -42,7 +42,7 @@ SETTINGS_OF_A_DRAIN = [
 ]
 
 
-@takes_some_settings(*SETTINGS_OF_A_DRAIN)
+@takes_some_settings(*SETTINGS_OF_A_DRAIN, network="Network to take part in; none unless this names one.")
 def drain(
     settings: Settings,
     workspace: OptionalWorkspace = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,12 +48,16 @@ def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
     return _with_flags(command, SETTINGS, serving=True)
 
 
-def takes_some_settings(*keys: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_some_settings(*keys: str, **about: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Do the same for a command that opens no server, with flags for these settings only.
 
     The others can be set in the node file and the environment.
+
+    about: what the help says of a flag that means something else here, by the flag's name as in `network="..."`.
     """
-    return lambda command: _with_flags(command, [BY_KEY[key] for key in keys], serving=False)
+    settings = [BY_KEY[key] for key in keys]
+    settings = [replace(setting, about=about.get(setting.flag.removeprefix("--"), setting.about)) for setting in settings]
+    return lambda command: _with_flags(command, settings, serving=False)
 
 
 def _with_flags(command: Callable[..., None], settings: Sequence[Setting], *, serving: bool) -> Callable[..., None]:
