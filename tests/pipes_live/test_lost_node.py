@@ -44,6 +44,7 @@ def test_the_killed_node_is_named_and_not_the_next_one(default_model_folder: Pat
             assert "30 layers on 2 nodes · ✗ incomplete" in alone
             assert f"Layers {missing} of {model} are missing." in re.sub(r"\s+", " ", alone)
             assert not re.search(rf"^  {lost} ", alone, flags=re.MULTILINE)
+            assert f"lost       the last route: node {lost} is gone\n" in alone
             refused = first.metric("penstock_http_responses_total", route="/ready", status="503")
             assert first.ready() == 503
             assert first.metric("penstock_http_responses_total", route="/ready", status="503") == refused + 1

@@ -249,6 +249,19 @@ def test_a_route_that_changes_tells_its_state() -> None:
     assert "recovered  3 times; the last pause took 12 s\n" in text
 
 
+def test_the_node_whose_loss_broke_the_last_route_is_named_until_there_is_another() -> None:
+    """And not as the reason of a recovery, which was an earlier one."""
+    gone = {"recoveries": 1, "last_pause": 1.0, "last_reason": "node b is gone"}
+    broken = pipe(segment("a", "0:2"), missing=("2:30",), route=route(state="none", why="Layers 2:30 are missing.", **gone))
+    text = render(status(broken, nodes=[node("a")]), 80)
+    assert "lost       the last route: node b is gone\n" in text
+    assert "recovered  once; the last pause took 1.00 s\n" in text
+    open_again = pipe(segment("a", "0:2"), segment("b", "2:30"), route=route(("a", "0:2"), ("b", "2:30"), **gone))
+    text = render(status(open_again, nodes=[node("a"), node("b")]), 80)
+    assert " lost " not in text
+    assert "recovered  once; the last pause took 1.00 s: node b is gone\n" in text
+
+
 def test_long_names_of_one_domain_lose_it() -> None:
     names = [f"worker-{number}.rack-12.eu-central-1.compute.internal" for number in range(4)]
     parts = [segment(name, f"{20 * place}:{20 * place + 20}") for place, name in enumerate(names)]

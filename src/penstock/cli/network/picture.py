@@ -216,6 +216,9 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
         yield "route", route["state"]
     if route["why"]:
         yield "why", route["why"]
+    broken = route["last_reason"] if not hops else ""
+    if broken:
+        yield "lost", f"the last route: {broken}"
     if route["window"]:
         trip = f"; a round trip takes {_time(route['round_trip'])}" if route["round_trip"] else ""
         yield "in flight", f"{route['in_flight']} of at most {_counted(route['window'], 'step')}{trip}"
@@ -228,7 +231,7 @@ def _route(pipe: Json, here: str, named: dict[str, str]) -> Iterator[tuple[str, 
         pause = f"; the last pause took {_time(route['last_pause'])}" if route["last_pause"] else ""
         longest = route.get("longest_wait", 0.0)
         pause += f", {_time(longest)} for the last answer" if longest > 1.2 * route["last_pause"] else ""
-        reason = f": {route['last_reason']}" if route["last_reason"] else ""
+        reason = f": {route['last_reason']}" if route["last_reason"] and not broken else ""
         yield "recovered", f"{times}{pause}{reason}"
 
 
