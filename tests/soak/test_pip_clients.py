@@ -16,12 +16,16 @@ from tests.soak.client_programs import MODEL, PROGRAMS, keep_requests, pip_insta
 PACKAGES = {
     "openai-agents": "0.24.0",
     "pydantic-ai-slim": "2.66.0",
+    "agno": "3.1.10",
+    "autogen-agentchat": "0.7.5",
+    "autogen-ext": "0.7.5",
+    "agent-framework-openai": "1.17.0",
     "litellm": "1.106.2",
     "instructor": "1.17.0",
     "lm-eval": "0.4.13",
     "mcp": "2.3.0",  # litellm imports it for tools, and does not require it
 }
-EXTRAS = {"pydantic-ai-slim": "[openai]", "lm-eval": "[api]"}
+EXTRAS = {"pydantic-ai-slim": "[openai]", "lm-eval": "[api]", "agno": "[openai]", "autogen-ext": "[openai]"}
 CAPITALS = [
     {"country": "France", "cities": ["Paris", "Rome"], "answer": 0},
     {"country": "Italy", "cities": ["Paris", "Rome"], "answer": 1},
@@ -43,6 +47,8 @@ TASKS = {
 }
 TOGETHER = (
     ("openai-agents", "pydantic-ai-slim"),
+    ("agno", "autogen-agentchat", "autogen-ext"),
+    ("agent-framework-openai",),
     ("litellm", "mcp", "instructor"),
     ("lm-eval",),
 )  # need the same versions of others
@@ -84,6 +90,23 @@ def folder(tmp_path: Path) -> Path:
         pytest.param(
             *("pydantic_agents", "pydantic-ai-slim", ["OpenAIResponsesModel", "OpenAIChatModel"]),
             marks=pytest.mark.client(client("pydantic-ai-slim"), apis="responses, chat", ran="a tool loop with a typed answer"),
+        ),
+        pytest.param(
+            *("agno_agents", "agno", ["OpenAIResponses", "OpenAIChat"]),
+            marks=pytest.mark.client(client("agno"), apis="responses, chat", ran="a tool loop with a typed answer"),
+        ),
+        pytest.param(
+            *("autogen_agents", "autogen-agentchat", ["OpenAIChatCompletionClient"]),
+            marks=pytest.mark.client(client("autogen-agentchat"), apis="chat", ran="a tool loop with a typed answer"),
+        ),
+        pytest.param(
+            *("agent_framework_agents", "agent-framework-openai", ["OpenAIChatClient", "OpenAIChatCompletionClient"]),
+            marks=pytest.mark.client(
+                client("agent-framework-openai"),
+                apis="responses, chat",
+                ran="a tool loop with a typed answer",
+                cannot="Responses on a server with `--workspace none`, unless it asks with `store: false`",
+            ),
         ),
         pytest.param(
             *("litellm_calls", "litellm", ["openai/tiny", "anthropic/tiny"]),
