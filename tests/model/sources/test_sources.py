@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 import penstock
 from penstock.errors import CorruptWeights, UnknownModel
 from penstock.model import sources
+from penstock.model.sources import cache, catalogue
+from penstock.model.sources.local_gguf import catalogue_folder, source_of
 from tests.model.sources.tiny_gguf import write_gguf
 
 
@@ -128,6 +131,19 @@ def test_a_converted_file_is_listed_with_its_origin(tmp_path: Path) -> None:
     [model] = sources.installed()
     assert (model.name, model.source, model.licence, model.folder) == ("tiny", str(path), "mit", folder)
     assert model.size >= (folder / "model.safetensors").stat().st_size > 0
+
+
+def test_what_an_older_version_has_made_of_a_known_model_is_not_listed(tmp_path: Path) -> None:
+    """It stays beside what this version uses, and its name may sort first."""
+    [model] = catalogue.CATALOGUE
+    for folder in (older := cache.model_folder(model.name, "0" * 64), catalogue_folder(model)):
+        folder.mkdir(parents=True)
+        for name in ("config.json", "model.safetensors"):
+            (folder / name).touch()
+        origin = {"name": model.name, "source": source_of(model), "licence": model.licence}
+        (folder / "penstock.json").write_text(json.dumps(origin), encoding="utf-8")
+    assert older < catalogue_folder(model)
+    assert [entry.folder for entry in sources.installed()] == [catalogue_folder(model)]
 
 
 # ---- the cache and the import ----

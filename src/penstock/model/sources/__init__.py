@@ -124,11 +124,17 @@ def known() -> list[KnownModel]:
 
 
 def installed() -> list[InstalledModel]:
-    """List everything that `resolve` finds offline: converted models and snapshots of the hub."""
+    """List everything that `resolve` finds offline: converted models and snapshots of the hub.
+
+    What an older version has made of a model of the catalogue is not used any more, and left out.
+    """
+    current = {source_of(model): catalogue_folder(model) for model in catalogue.CATALOGUE}
     models = []
     for folder in sorted((cache_dir() / "models").glob("[!.]*")):
         if is_complete(folder):
             origin = json.loads((folder / ORIGIN).read_text(encoding="utf-8"))
+            if current.get(origin["source"], folder) != folder:
+                continue
             models.append(InstalledModel(origin["name"], origin["source"], origin["licence"], folder, size_on_disk(folder)))
     for name, folder in hub.snapshots():
         models.append(InstalledModel(name, f"hub:{name}", "", folder, size_on_disk(folder)))
