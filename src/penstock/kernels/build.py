@@ -41,13 +41,15 @@ SHARED = ("attend", "blocks", "checks", "context", "layers", "pack", "path_porta
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 # GCC 12 finds values in its own headers that may not be initialised; Clang does not know that warning
 _QUIET = ("-Wno-unknown-warning-option", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", *_QUIET)
+_AVX512BW = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *_QUIET)
+_AVX512 = (*_AVX512BW, "-mavx512vnni")
 # paths of each processor family, with what the compiler must know for them
 PATHS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "aarch64": {"path_neon": ("-march=armv8.2-a+dotprod",)},
     "x86_64": {
         "path_avx2": _AVX2,
         "path_avx512": _AVX512,
+        "path_avx512bw": _AVX512BW,
         "path_avx_vnni": (*_AVX2, "-mavxvnni"),
         "path_amx": (*_AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
     },

@@ -58,10 +58,12 @@ bool has_avx2() {
 
 bool has_avx_vnni() { return has_avx2() && (cpu().leaf7_1_a >> 4 & 1); }
 
-bool has_avx512() {
+bool has_avx512bw() {
     const uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
-    return has_avx2() && (cpu().leaf7_b & wanted) == wanted && (cpu().leaf7_c >> 11 & 1) && (cpu().saved & 0xe6) == 0xe6;
+    return has_avx2() && (cpu().leaf7_b & wanted) == wanted && (cpu().saved & 0xe6) == 0xe6;
 }
+
+bool has_avx512() { return has_avx512bw() && (cpu().leaf7_c >> 11 & 1); }
 
 #ifdef PS_WITH_AMX
 bool has_amx() {
@@ -80,7 +82,7 @@ const Path PATHS[] = {
 #ifdef PS_WITH_AMX
     {&amx_kernels, has_amx},
 #endif
-    {&avx512_kernels, has_avx512},
+    {&avx512_kernels, has_avx512},     {&avx512bw_kernels, has_avx512bw},
 #ifdef PS_WITH_AVX_VNNI
     {&avx_vnni_kernels, has_avx_vnni},
 #endif

@@ -1,5 +1,6 @@
 // The path for processors with tiles: that of AVX-512, with tiles for many rows. A tile of integers sums a group's products,
 // and the groups are added in the same order as everywhere. A tile of bf16 adds in the order that all paths have for floats.
+#define PS_AVX512_VNNI
 #include "simd_avx512.h"
 
 #include "kernels.inl"
@@ -40,7 +41,7 @@ void configure_for_integers(int rows) {
 }
 
 // Groups of 4-bit codes [256] -> [16][64]: sixteen times the codes of 32 inputs, then the codes
-void unpack_codes(const uint8_t* codes, int groups, uint8_t* out) {
+void unpack_for_tiles(const uint8_t* codes, int groups, uint8_t* out) {
     const __m512i low_bits = _mm512_set1_epi8(15), high_bits = _mm512_set1_epi8(static_cast<char>(0xf0));
     for (int g = 0; g < groups; g++, codes += 256, out += 1024)
         for (int j = 0; j < 4; j++) {
@@ -118,7 +119,7 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
             const int to = from + UNPACKED < groups ? from + UNPACKED : groups;
             const uint8_t* bytes = w.codes + static_cast<int64_t>(from) * 64 * bits;
             if (bits == 4) {
-                unpack_codes(bytes, to - from, unpacked);
+                unpack_for_tiles(bytes, to - from, unpacked);
                 bytes = unpacked;
             }
             for (int r = row; r < row_end; r += R)

@@ -1,3 +1,4 @@
+#define PS_AVX512_VNNI
 #include "simd_avx512.h"
 
 #include "kernels.inl"
