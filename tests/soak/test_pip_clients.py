@@ -22,6 +22,7 @@ PACKAGES = {
     "agent-framework-openai": "1.17.0",
     "litellm": "1.106.2",
     "instructor": "1.17.0",
+    "anthropic": "1.8.0",  # the tests outside the soak run the newest one
     "lm-eval": "0.4.13",
     "mcp": "2.3.0",  # litellm imports it for tools, and does not require it
 }
@@ -50,6 +51,7 @@ TOGETHER = (
     ("agno", "autogen-agentchat", "autogen-ext"),
     ("agent-framework-openai",),
     ("litellm", "mcp", "instructor"),
+    ("anthropic",),
     ("lm-eval",),
 )  # need the same versions of others
 
@@ -115,6 +117,12 @@ def folder(tmp_path: Path) -> Path:
                 apis="chat, messages, responses, completions, embeddings",
                 ran="a streamed tool call, then a typed answer; a text, a response, a vector",
                 cannot="tools without the package `mcp`, which it does not install",
+            ),
+        ),
+        pytest.param(
+            *("anthropic_calls", "anthropic", ["whole", "streamed"]),
+            marks=pytest.mark.client(
+                client("anthropic"), apis="messages", ran="a message, a stream, the tool runner with a typed answer"
             ),
         ),
     ],
