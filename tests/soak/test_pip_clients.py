@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.scripted import CHAT, Call, Script, scripted
+from tests.clients.scripted import CHAT, RESPONSES, Call, Script, scripted
 from tests.server import Server
 from tests.soak.client_programs import MODEL, PROGRAMS, keep_requests, pip_install, run_client
 
@@ -24,9 +24,11 @@ PACKAGES = {
     "instructor": "1.17.0",
     "anthropic": "1.8.0",  # the tests outside the soak run the newest one
     "lm-eval": "0.4.13",
+    "guidellm": "0.8.1",
     "mcp": "2.3.0",  # litellm imports it for tools, and does not require it
 }
 EXTRAS = {"pydantic-ai-slim": "[openai]", "lm-eval": "[api]", "agno": "[openai]", "autogen-ext": "[openai]"}
+TORCH = Path(__file__).parents[2] / "requirements/torch.txt"  # guidellm needs some PyTorch, and this one may be here already
 CAPITALS = [
     {"country": "France", "cities": ["Paris", "Rome"], "answer": 0},
     {"country": "Italy", "cities": ["Paris", "Rome"], "answer": 1},
@@ -53,6 +55,7 @@ TOGETHER = (
     ("litellm", "mcp", "instructor"),
     ("anthropic",),
     ("lm-eval",),
+    ("guidellm",),
 )  # need the same versions of others
 
 pytestmark = pytest.mark.timeout(1800)  # with the installation
@@ -70,7 +73,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @functools.cache
     def install(names: tuple[str, ...]) -> Path:
         packages = [f"{name}{EXTRAS.get(name, '')}=={PACKAGES[name]}" for name in names]
-        return pip_install(packages, tmp_path_factory.mktemp("pip"))
+        return pip_install([*packages, "--constraint", str(TORCH)], tmp_path_factory.mktemp("pip"))
 
     return lambda package: install(next(names for names in TOGETHER if package in names))
 
@@ -188,3 +191,37 @@ def test_lm_eval_scores_choices_and_answers(tiny_server: Server, programs: Calla
     assert {request["status"] for request in script.requests} == {200}
     script.requests[:] = [request for request in script.requests if request["path"] in ("/v1/completions", CHAT)]
     keep_requests("lm_eval", client("lm-eval"), script, folder)
+
+
+@pytest.mark.client(
+    client("guidellm"),
+    apis="chat, completions, responses",
+    ran="`guidellm run` measures streams, one by one and two at once",
+)
+def test_guidellm_measures_without_an_error(
+    tiny_server: Server, programs: Callable[[str], Path], folder: Path, default_model_folder: Path
+) -> None:
+    """It makes its prompts with the model's tokenizer, and asks for a number of tokens past the end of a text."""
+    script = Script()
+    profiles = {CHAT: "kind=synchronous", "/v1/completions": "kind=concurrent,streams=2", RESPONSES: "kind=synchronous"}
+    with scripted(tiny_server.url, script) as url:
+        for path, profile in profiles.items():
+            run_client(
+                [
+                    *(programs("guidellm") / "guidellm", "run", "--disable-console-interactive"),
+                    *("--backend", f"kind=openai_http,target={url},model={MODEL},request_format={path}"),
+                    *("--profile", profile, "--constraint", "kind=max_requests,count=3"),
+                    *("--data", "kind=synthetic_text,prompt_tokens=20,output_tokens=8"),
+                    *("--tokenizer", f"kind=huggingface_auto,model={default_model_folder}"),
+                    *("--output", "kind=json,path=report.json"),
+                ],
+                folder,
+                HF_HUB_OFFLINE="1",
+            )
+            (found,) = json.loads((folder / "report.json").read_text(encoding="utf-8"))["benchmarks"]
+            assert found["metrics"]["request_totals"] == {"successful": 3, "errored": 0, "incomplete": 0, "total": 3}, path
+            assert [one["output_metrics"]["text_tokens"] for one in found["requests"]["successful"]] == [8, 8, 8], path
+    assert {request["status"] for request in script.requests} == {200}
+    script.requests[:] = {request["path"]: request for request in script.requests}.values()
+    assert [request["path"] for request in script.requests] == [*profiles]
+    keep_requests("guidellm", client("guidellm"), script, folder)
