@@ -89,7 +89,7 @@ def test_an_answer_streams_and_tells_what_it_took(chat: Visit) -> None:
 def test_an_answer_is_stopped_here_and_on_the_server(chat: Visit, penstock_server: ServerThread) -> None:
     page = chat.page
     set_numbers(page, max_tokens="2000")
-    ask(page, "Count from one to one thousand, in words.")
+    ask(page, "Tell me a long story about a river.")
     page.locator(".prose").wait_for()
     assert penstock_server.jobs()
     page.get_by_label("Your message").press("Escape")

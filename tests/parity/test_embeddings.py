@@ -31,7 +31,7 @@ CHATS = SamplingParams(n=2, temperature=0, max_tokens=24, ignore_eos=True)
 @pytest.fixture(scope="module")
 def llm(default_model_folder: Path) -> Iterator[LLM]:
     """Cut in two, with room for little more than the long prompt, which is read in several chunks."""
-    with LLM(dtype="float32", device="cpu", segments=[(0, 11), (11, 30)], kv_memory=10 * BLOCK, chunk=16) as found:
+    with LLM(dtype="float32", device="cpu", segments=[(0, 11), (11, 30)], kv_memory=10 * BLOCK, chunk=16, idle_chunk=16) as found:
         yield found
     del found
     release_memory()
@@ -76,7 +76,7 @@ def test_a_preempted_embedding_is_the_same(llm: LLM) -> None:
 
     def hear(update: JobUpdate) -> None:
         said.append(update)
-        if len(said) == 4:  # chunks have passed the first segment, and those before them are home
+        if len(said) == 4:  # several chunks are read, and more are to come
             llm._jobs.start_job(JobRequest(prompt=LONG[50:], sampling=CHATS, priority=1), urgent.append)
         if isinstance(update, JobDone | JobFailed):
             ended.set()
