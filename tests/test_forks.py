@@ -25,7 +25,7 @@ def test_fails(owner):
     print("seen by nobody else")
     assert owner == 0
 def test_warns(): warnings.warn("a warning of a test")
-@pytest.mark.skip(reason="no reason")
+@pytest.mark.skip(reason="shows how a skipped test is reported")
 def test_is_skipped(): ...
 """
 TWO = """
