@@ -8,6 +8,8 @@ import os
 import pytest
 import torch
 
+from tests.triton_interpreter import quicken
+
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before the kernels are imported
 
@@ -16,7 +18,10 @@ if not torch.cuda.is_available():
 def device() -> torch.device:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed: `make test-slow` does that on Linux")
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    quicken()
+    return torch.device("cpu")
 
 
 @pytest.fixture(scope="session")

@@ -290,7 +290,7 @@ class Pipeline:
     def __init__(
         self,
         folder: Path,
-        cuts: Sequence[tuple[int, int]] = ((0, LAYERS),),
+        cuts: Sequence[tuple[int, int]] | None = None,
         *,
         change: Change | None = None,
         kv_blocks: int = 200,
@@ -303,7 +303,7 @@ class Pipeline:
         self.ends: EndModel
         self.segments: list[Any]
         memory: dict[str, Any] = {"kv_blocks": kv_blocks, "block_size": BLOCK_SIZE}
-        parts = covering(cuts, self.spec.num_layers)
+        parts = covering(cuts or [(0, self.spec.num_layers)], self.spec.num_layers)
         if quant is not None:
             packing = Packing(self.spec, folder, quant)
             self.ends = NativeEndModel(self.spec, folder, files, packing)
