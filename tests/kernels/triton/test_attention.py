@@ -53,7 +53,7 @@ def check(
     rows = int(batch.counts.sum())
     q = torch.randn(rows, heads + 2 * kv_heads, head_dim, device=device).to(dtype)[:, :heads]
     out = torch.full((rows, heads * head_dim), math.nan, dtype=dtype, device=device)
-    columns = upload_columns(batch, block_size, device, tile=chunk_tokens(heads, kv_heads), kv_heads=kv_heads, whole_from=None)
+    columns = upload_columns(batch, block_size, device, tile=chunk_tokens(heads, kv_heads), kv_heads=kv_heads, long_from=None)
     paged = Paged(kv, columns.tables, columns.stride, block_size, window)
     attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=splits)
     attend_chunks(q, paged, columns.tiles, out)
@@ -80,6 +80,42 @@ def test_keys_and_values_in_fp8_are_read_as_they_are(device) -> None:
 
 def test_parts_of_a_text_that_see_nothing_add_nothing(device) -> None:
     check(device, torch.float32, (4, 2, 64, 16), None, splits=64)
+
+
+def check_long(
+    device: torch.device, shape: tuple[int, int, int, int], spans: list[tuple[int, int]], kv_dtype: torch.dtype
+) -> None:
+    from penstock.kernels.triton.attention import Paged, attend_long
+
+    heads, kv_heads, head_dim, block_size = shape
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    for start, n in spans:
+        blocks, groups, group = -(-(start + n) // block_size), 2, 1
+        places = np.random.default_rng(n).permutation(np.arange(1, groups * blocks + 1)).tolist()
+        tables = torch.tensor(padded([[1], places]), device=device)
+        table = places[group::groups]  # the blocks of one of two groups of layers
+        numbers = torch.randn((groups * blocks + 1) * block_size, 2, kv_heads, head_dim, device=device)
+        numbers[:block_size] = math.nan
+        kv = numbers.to(kv_dtype)
+        q = torch.randn(n, heads + 2 * kv_heads, head_dim, device=device).to(dtype)[:, :heads]
+        out = torch.full((n, heads * head_dim), math.nan, dtype=dtype, device=device)
+        stride = torch.tensor([tables.shape[1]], dtype=torch.int32, device=device)
+        attend_long(q, Paged(kv, tables.view(-1)[group:], stride, block_size, None, groups), 1, start, out)
+        slots = [table[p // block_size] * block_size + p % block_size for p in range(start + n)]
+        wanted = exact(q, kv.float()[slots], start, None)
+        found = out.view(n, heads, head_dim).double()
+        assert (found - wanted).norm() < (1e-2 if dtype is torch.bfloat16 else 1e-5) * wanted.norm(), (start, n)
+
+
+@pytest.mark.parametrize("shape", [(8, 2, 64, 16), (3, 3, 64, 8), (5, 1, 128, 32)])
+def test_long_chunks_are_those_of_double_precision(device, shape) -> None:
+    check_long(device, shape, [(0, 150), (129, 40)], torch.bfloat16 if device.type == "cuda" else torch.float32)
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(32, 8, 128, 16), (40, 8, 128, 16), (8, 8, 64, 16)])
+def test_long_chunks_in_bf16(cuda, shape, kv_dtype) -> None:
+    check_long(cuda, shape, [(0, 1024), (0, 2047), (1, 1025), (5000, 1500)], kv_dtype)
 
 
 @pytest.mark.parametrize("splits", [1, 16])

@@ -21,7 +21,7 @@ def test_a_captured_step_has_the_columns_of_any_pass(groups: int) -> None:
     inputs = StepInputs(CPU, kv_heads=2, block_size=SIZE, groups=groups)
     step = inputs.fill(batch, [7, 8, 9, 10, 11])
     found = inputs.columns(step)
-    wanted = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, whole_from=None)
+    wanted = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, long_from=None)
     assert inputs.ids[: step.rows].tolist() == [7, 8, 9, 10, 11, 0, 0, 0]
     for name in ("positions", "lengths", "rows"):
         assert torch.equal(getattr(found, name)[:5], getattr(wanted, name)), name
@@ -43,7 +43,7 @@ def test_a_captured_step_with_chunks_has_the_columns_of_any_pass(groups: int) ->
     step = inputs.fill(batch, None)
     assert (step.rows, step.decodes, step.tiles) == (64, 16, 64 // 8 + 16)
     found = inputs.columns(step)
-    wanted = upload_columns(batch, SIZE, CPU, groups=groups, tile=8, kv_heads=2, whole_from=None)
+    wanted = upload_columns(batch, SIZE, CPU, groups=groups, tile=8, kv_heads=2, long_from=None)
     assert torch.equal(found.positions[:28], wanted.positions)
     assert torch.equal(found.slots[:, :28], wanted.slots)
     assert found.slots[:, 28:].unique().tolist() == [-1]
@@ -68,14 +68,20 @@ def test_only_small_steps_are_captured(counts: list[int], fits: bool) -> None:
     assert StepInputs(CPU, kv_heads=2, block_size=SIZE, tile=16).fits(batch) is fits
 
 
-def test_whole_spans_have_tables_and_tiles_behind_those_of_others() -> None:
+def test_long_spans_have_tables_and_tiles_behind_those_of_others() -> None:
     starts, counts = np.array([0, 6, 5]), np.array([10, 1, 3])
     batch = Batch(starts, counts, np.arange(1, 10, dtype=np.int32).reshape(3, 3))
-    columns = upload_columns(batch, SIZE, CPU, tile=8, kv_heads=2, whole_from=8)
-    assert columns.whole == [(0, 10)]
+    columns = upload_columns(batch, SIZE, CPU, tile=8, kv_heads=2, long_from=8)
+    assert columns.long == [(0, 10, 0, 2)]
     assert columns.tables.view(3, 3).tolist() == [[4, 5, 6], [7, 8, 9], [1, 2, 3]]
     assert columns.tiles.tolist() == [[1, 11, 5, 3]]
-    assert columns.whole_tiles.tolist() == [[2, 8, 8, 2], [2, 0, 0, 8]]
+    assert columns.long_tiles.tolist() == [[2, 8, 8, 2], [2, 0, 0, 8]]
+
+
+def test_long_spans_need_not_begin_their_text() -> None:
+    batch = Batch(np.array([0, 7]), np.array([9, 8]), np.arange(1, 9, dtype=np.int32).reshape(2, 4))
+    assert upload_columns(batch, SIZE, CPU, tile=8, kv_heads=2, long_from=8).long == [(0, 9, 0, 1)]
+    assert upload_columns(batch, SIZE, CPU, tile=8, kv_heads=2, long_from=8, anywhere=True).long == [(0, 9, 0, 0), (9, 8, 7, 1)]
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -88,7 +94,7 @@ def test_segments_whose_tables_are_side_by_side_find_their_own_blocks(groups: in
     both = inputs.columns(inputs.fill(side_by_side(batches, groups), [7, 8, 9]))
     for number, batch in enumerate(batches):
         own = both.of_part(number * groups, groups)
-        alone = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, whole_from=None)
+        alone = upload_columns(batch, SIZE, CPU, groups=groups, tile=16, kv_heads=2, long_from=None)
         assert torch.equal(own.slots[:, :3], alone.slots)
         for span in range(3):
             for group in range(groups):  # as the kernels read them

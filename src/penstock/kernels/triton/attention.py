@@ -13,10 +13,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 SMALLEST_DOT = 16  # rows that a product on tensor cores has at least
 KEYS = 64  # positions that are looked at together
 CHUNK_ROWS = 64  # of (token, head), in one program
+LONG_ROWS = 128  # ... where a long chunk looks at keys that lie side by side
+GATHERED = 16  # positions that one program brings there
 
 
 def chunk_tokens(heads: int, kv_heads: int) -> int:
@@ -278,3 +281,110 @@ def _look(
     values = values.to(query.dtype)
     acc = tl.dot(share.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
     return most, total * shrink + tl.sum(share, 1), acc
+
+
+def can_attend_long(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether `attend_long` can compute this: it needs the shared memory, and the copies in tiles, of an H100 or B200."""
+    half = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and half and head_dim in (64, 128) and torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+def attend_long(q: Tensor, paged: Paged, span: int, start: int, out: Tensor) -> None:
+    """Each token of a long chunk looks at all before it. The keys and values of its text are brought side by side first, which
+    takes little of the time and makes the rest half as long.
+
+    q: [n, heads, head_dim], with any distance between its rows.
+    span: its row of the tables. start: the position of its first token.
+    out: [n, heads * head_dim]
+    """
+    n, heads, head_dim = q.shape
+    kv_heads = paged.kv.shape[2]
+    group_block = triton.next_power_of_2(heads // kv_heads)
+    length, width = start + n, 2 * kv_heads * head_dim
+    text = torch.empty(length, width, dtype=q.dtype, device=q.device)
+    _gather[(triton.cdiv(length, GATHERED),)](
+        paged.kv, paged.tables, paged.stride, text, span, length,
+        WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width), BLOCK_SIZE=paged.block_size, GROUPS=paged.groups,
+        POSITIONS=GATHERED, num_warps=8,
+    )  # fmt: skip
+    tokens, keys = max(1, LONG_ROWS // group_block), 128
+    _long[(kv_heads, triton.cdiv(n, tokens))](
+        q,
+        q.stride(0),
+        TensorDescriptor.from_tensor(text, [keys, head_dim]),
+        out,
+        math.log2(math.e) / math.sqrt(head_dim),
+        start,
+        n,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        GROUP_BLOCK=group_block,
+        TOKENS=tokens,
+        KEYS=keys,
+        num_warps=8,
+        num_stages=3,
+    )
+
+
+@triton.jit(do_not_specialize=["span", "length"])  # or it would be compiled again for some numbers
+def _gather(
+    kv, tables, stride, text, span, length,
+    WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUPS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):  # fmt: skip
+    table = tables + span * tl.load(stride)
+    at = tl.arange(0, WIDTH_BLOCK)
+    inside = at < WIDTH
+    for i in range(POSITIONS):
+        position = tl.program_id(0) * POSITIONS + i
+        if position < length:
+            block = tl.load(table + position // BLOCK_SIZE * GROUPS).to(tl.int64)
+            source = kv + (block * BLOCK_SIZE + position % BLOCK_SIZE) * WIDTH
+            found = tl.load(source + at, mask=inside)
+            tl.store(text + position.to(tl.int64) * WIDTH + at, found.to(text.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["start", "n"])
+def _long(
+    q, q_stride, text, out, scale, start, n,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, GROUP_BLOCK: tl.constexpr,
+    TOKENS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    head = tl.program_id(0)
+    first = (tl.num_programs(1) - 1 - tl.program_id(1)) * TOKENS  # the longest look-back first
+    group: tl.constexpr = HEADS // KV_HEADS
+    r, d = tl.arange(0, TOKENS * GROUP_BLOCK), tl.arange(0, HEAD_DIM)
+    token, g = first + r // GROUP_BLOCK, r % GROUP_BLOCK
+    mine = ((token < n) & (g < group))[:, None]
+    column = (head * group + g[:, None]) * HEAD_DIM + d[None, :]
+    query = tl.load(q + token[:, None].to(tl.int64) * q_stride + column, mask=mine, other=0.0)
+    own = start + token
+    end = start + tl.minimum(n, first + TOKENS)
+    clear = (start + first) // KEYS * KEYS  # what lies before is seen by all rows
+    best = tl.full([TOKENS * GROUP_BLOCK], -1.0e30, tl.float32)
+    total = tl.zeros([TOKENS * GROUP_BLOCK], tl.float32)
+    acc = tl.zeros([TOKENS * GROUP_BLOCK, HEAD_DIM], tl.float32)
+    for at in range(0, clear, KEYS):
+        keys = text.load([at, head * HEAD_DIM])
+        values = text.load([at, (KV_HEADS + head) * HEAD_DIM])
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        most = tl.maximum(best, tl.max(scores, 1) * scale)
+        share = tl.exp2(scores * scale - most[:, None])
+        shrink = tl.exp2(best - most)
+        acc = tl.dot(share.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(share, 1)
+        best = most
+    for at in range(clear, end, KEYS):
+        keys = text.load([at, head * HEAD_DIM])  # zeros behind its end
+        values = text.load([at, (KV_HEADS + head) * HEAD_DIM])
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where((at + tl.arange(0, KEYS))[None, :] <= own[:, None], scores, -1.0e30)
+        most = tl.maximum(best, tl.max(scores, 1))
+        share = tl.exp2(scores - most[:, None])
+        shrink = tl.exp2(best - most)
+        acc = tl.dot(share.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+        total = total * shrink + tl.sum(share, 1)
+        best = most
+    place = out + token[:, None].to(tl.int64) * (HEADS * HEAD_DIM) + column
+    tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=mine)

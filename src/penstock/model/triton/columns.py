@@ -15,6 +15,15 @@ from penstock.model.upload import upload
 MAX_SPLITS = 64
 
 
+class LongChunk(NamedTuple):
+    """A long Span: its first row and its tokens, the position of the first one, and the number of its row of the tables."""
+
+    row: int
+    n: int
+    start: int
+    table: int
+
+
 class PassColumns(NamedTuple):
     """On the device, in int32.
 
@@ -23,7 +32,7 @@ class PassColumns(NamedTuple):
     rows, lengths: [decodes], of Spans with one token: its row, and how many positions it sees.
     tiles: [tiles, 4], pieces of longer Spans.
     tables, stride: rows of block tables, those of decodes first, and the width of such a row, [1].
-    whole, whole_tiles: (first row, tokens) of Spans that begin their texts and are long, and their pieces, which are no `tiles`.
+    long, long_tiles: long Spans, and their pieces, which are no `tiles`.
     splits: parts of a text that decodes look at side by side.
     groups: whose blocks lie side by side in the tables.
     """
@@ -35,8 +44,8 @@ class PassColumns(NamedTuple):
     tiles: Tensor
     tables: Tensor
     stride: Tensor
-    whole_tiles: Tensor
-    whole: Sequence[tuple[int, int]] = ()
+    long_tiles: Tensor
+    long: Sequence[LongChunk] = ()
     splits: int = 1
     groups: int = 1
 
@@ -62,29 +71,32 @@ def upload_columns(
     groups: int = 1,
     tile: int,
     kv_heads: int,
-    whole_from: int | None,
+    long_from: int | None,
+    anywhere: bool = False,
 ) -> PassColumns:
     """The columns of any batch, in one copy.
 
     groups: of layers that have blocks of their own.
     tile: tokens of a tile.
-    whole_from: tokens that a Span at the beginning of its text must have to be in `whole`; None for no such Spans.
+    long_from: tokens that a Span must have to be in `long`; None for no such Spans.
+    anywhere: whether a Span in `long` need not begin its text.
     """
     starts, counts = batch.starts, batch.counts
     first = np.cumsum(counts) - counts  # the first row of each Span
     positions, slots = positions_and_slots(batch, block_size, groups)
     single = counts == 1
-    decodes, chunks, whole = np.flatnonzero(single), np.flatnonzero(~single), np.empty(0, dtype=np.int64)
-    if whole_from is not None and len(chunks):
-        alone = (starts[chunks] == 0) & (counts[chunks] >= whole_from)
-        chunks, whole = chunks[~alone], chunks[alone]
+    decodes, chunks, long = np.flatnonzero(single), np.flatnonzero(~single), np.empty(0, dtype=np.int64)
+    if long_from is not None and len(chunks):
+        alone = (counts[chunks] >= long_from) & (anywhere | (starts[chunks] == 0))
+        chunks, long = chunks[~alone], chunks[alone]
     width = (int(((starts + counts - 1) // block_size).max()) + 1) * groups
-    order = np.concatenate((decodes, chunks, whole))
+    order = np.concatenate((decodes, chunks, long))
+    first_long = len(decodes) + len(chunks)
     tables = batch.tables[:, :width] if len(decodes) == len(batch) else batch.tables[order, :width]
     lengths = starts[decodes] + 1
     tiles = cut_into_tiles(starts[chunks], counts[chunks], first[chunks], len(decodes), tile)
-    whole_tiles = cut_into_tiles(starts[whole], counts[whole], first[whole], len(decodes) + len(chunks), tile)
-    parts = [positions, slots, first[decodes], lengths, tiles, whole_tiles, np.array([tables.shape[1]]), tables]
+    long_tiles = cut_into_tiles(starts[long], counts[long], first[long], first_long, tile)
+    parts = [positions, slots, first[decodes], lengths, tiles, long_tiles, np.array([tables.shape[1]]), tables]
     sizes = [part.size for part in parts]
     flat = upload(np.concatenate([part.ravel() for part in parts]).astype(np.int32, copy=False), device)
     on_device = torch.split(flat, sizes)
@@ -95,10 +107,10 @@ def upload_columns(
         rows=on_device[2],
         lengths=on_device[3],
         tiles=on_device[4].view(-1, 4),
-        whole_tiles=on_device[5].view(-1, 4),
+        long_tiles=on_device[5].view(-1, 4),
         stride=on_device[6],
         tables=on_device[7],
-        whole=[(int(first[i]), int(counts[i])) for i in whole],
+        long=[LongChunk(int(first[i]), int(counts[i]), int(starts[i]), first_long + at) for at, i in enumerate(long)],
         splits=splits,
         groups=groups,
     )

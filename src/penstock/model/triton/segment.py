@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from penstock.domain.topology import LayerRange
-from penstock.kernels.triton.attention import Paged, attend_chunks, attend_decodes, chunk_tokens
+from penstock.kernels.triton.attention import (
+    Paged,
+    attend_chunks,
+    attend_decodes,
+    attend_long,
+    can_attend_long,
+    chunk_tokens,
+)
 from penstock.kernels.triton.rows import add_norm, rotate_and_store
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.layer import Layer
@@ -26,11 +33,12 @@ from penstock.model.upload import upload
 from penstock.model.weights import WeightFiles
 from penstock.progress import Progress, silent
 
-WHOLE_FROM = 1024  # tokens from which torch's own attention over a chunk that begins a text is faster
-# All of them, and only their order is ours: torch keeps the choice for the whole process, and another thread may be computing.
-WHOLE_BACKENDS = [
-    SDPBackend.CUDNN_ATTENTION,
+LONG_FROM = 1024  # tokens of a chunk from which another way of attention is faster
+# Of torch's, all that there are, and only their order is ours: torch keeps the choice for the whole process, and another thread
+# may be computing. cuDNN's is as fast as any, but makes a plan of 36 ms for each new length.
+TORCH_BACKENDS = [
     SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
@@ -100,7 +108,8 @@ class TritonModel:
         self.weight_hash = hashes.hexdigest()
         self._tile = chunk_tokens(spec.heads, spec.kv_heads)
         half = dtype in (torch.bfloat16, torch.float16)
-        self._whole_from = WHOLE_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
+        self._long_from = LONG_FROM if device.type == "cuda" and half and spec.head_dim <= 256 else None
+        self._attends_long = can_attend_long(device, dtype, spec.head_dim)  # otherwise torch does, where a chunk begins its text
         self.capturable = device.type == "cuda"
         self._graphs = StepGraphs(self.step_inputs(hidden=spec.hidden, tile=self._tile))
 
@@ -138,7 +147,8 @@ class TritonModel:
                 groups=self._groups.count,
                 tile=self._tile,
                 kv_heads=self.spec.kv_heads,
-                whole_from=self._whole_from,
+                long_from=self._long_from,
+                anywhere=self._attends_long,
             )
             # from the card of the segment before, where that is another one
             rows = hidden.to(self.device, torch.float32, copy=True, memory_format=torch.contiguous_format)
@@ -178,17 +188,21 @@ class TritonModel:
             attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=columns.splits)
         if len(columns.tiles):
             attend_chunks(q, paged, columns.tiles, out)
-        if window is not None and any(n > window for _, n in columns.whole):
-            attend_chunks(q, paged, columns.whole_tiles, out)
+        if window is not None and any(start + n > window for _, n, start, _ in columns.long):
+            attend_chunks(q, paged, columns.long_tiles, out)
             return
-        for row, n in columns.whole:
-            self._attend_whole(heads[row : row + n], out[row : row + n])
+        for row, n, start, table in columns.long:
+            rows = slice(row, row + n)
+            if self._attends_long:
+                attend_long(q[rows], paged, table, start, out[rows])
+            else:
+                self._attend_whole(heads[rows], out[rows])
 
     def _attend_whole(self, heads: Tensor, out: Tensor) -> None:
         """heads [n, heads + 2 kv_heads, head_dim] of a chunk that begins its text -> out [n, heads * head_dim]"""
         spec, n = self.spec, len(heads)
         q, k, v = torch.split(heads.transpose(0, 1).unsqueeze(0), [spec.heads, spec.kv_heads, spec.kv_heads], dim=1)
-        with sdpa_kernel(WHOLE_BACKENDS, set_priority=True):
+        with sdpa_kernel(TORCH_BACKENDS, set_priority=True):
             found = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         out.view(n, spec.heads, spec.head_dim).copy_(found.squeeze(0).transpose(0, 1))
 
