@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -28,6 +29,7 @@ MAX_ENTRIES = 1 << 20  # of the block tables of a step; longer ones are computed
 MAX_GRAPHS = 40  # that are kept: each takes some megabytes on the card
 
 logger = logging.getLogger("penstock.memory")
+_CAPTURING = threading.Lock()  # by one thread at a time: waiting for a card ends what another captures there
 
 Body = Callable[["StepInputs", PassColumns, int], Tensor]
 
@@ -138,7 +140,7 @@ class StepInputs:
             rows=rows[: step.decodes],
             lengths=lengths[: step.decodes],
             tiles=tiles[: 4 * step.tiles].view(-1, 4),
-            whole_tiles=tiles[:0].view(0, 4),
+            long_tiles=tiles[:0].view(0, 4),
             tables=tables,
             stride=stride,
             splits=step.splits,
@@ -207,8 +209,8 @@ class StepGraphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         # not `torch.cuda.graph`, which gives the memory of passes without a graph back to the card each time
-        torch.cuda.synchronize()
-        with torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
+        with _CAPTURING, torch.cuda.stream(_capture_stream(torch.cuda.current_device())):
+            torch.cuda.synchronize()
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")  # other threads may use the card meanwhile
             try:
                 out = body(self.inputs, self.inputs.columns(step), step.rows)
