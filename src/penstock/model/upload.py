@@ -15,7 +15,11 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     tensor = torch.from_numpy(array)
     if device.type == "cpu":
         return tensor
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if device.type != "cuda":
+        return tensor.to(device)
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.numpy()[...] = array  # torch would wake a thread on every core for it, and wait for all of them
+    return pinned.to(device, non_blocking=True)
 
 
 def pick_rows(tensor: Tensor, rows: Sequence[int]) -> Tensor:
