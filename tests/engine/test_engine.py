@@ -363,18 +363,18 @@ def test_a_prompt_is_read_in_larger_pieces_while_nobody_waits_for_a_token() -> N
     assert [batch[0].n for batch in segment.passes][:3] == [20, 20, 1]
 
 
-@pytest.mark.parametrize("newcomers,longest", [(1, 4), (2, 4), (3, 20)])
-def test_prompts_are_read_in_larger_pieces_while_more_wait_than_decode(newcomers: int, longest: int) -> None:
-    engine = make_engine(EngineConfig(chunk=4, idle_chunk=8, crowd_chunk=20), blocks=64)
-    for _ in range(2):
+@pytest.mark.parametrize("newcomers,longest", [(1, 6), (2, 12), (4, 24), (5, 24)])
+def test_the_more_prompts_wait_the_larger_are_the_pieces(newcomers: int, longest: int) -> None:
+    engine = make_engine(EngineConfig(chunk=6, idle_chunk=100, crowd_chunk=24), blocks=200)
+    for _ in range(16):
         submit(engine, [2, 3, 4], GREEDY)
     segment = engine.pipe.segments[0]
     assert isinstance(segment, FakeSegment)
-    while not segment.passes or [piece.n for piece in segment.passes[-1]] != [1, 1]:
+    while not segment.passes or [piece.n for piece in segment.passes[-1]] != [1] * 16:
         engine.turn()
     before = len(segment.passes)
     for _ in range(newcomers):
-        submit(engine, [5] * 20, GREEDY)
+        submit(engine, [5] * 24, GREEDY)
     while len(segment.passes) == before:
         engine.turn()
     assert max(piece.n for piece in segment.passes[before]) == longest

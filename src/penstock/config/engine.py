@@ -22,8 +22,8 @@ class EngineConfig:
 
     chunk: prompt tokens per step while other sequences decode; None for 512, and on a GPU for 256. `busy_chunk` has the number.
     idle_chunk: prompt tokens per step while none does; None for four times as many, and on a GPU for at least 4096.
-    crowd_chunk: prompt tokens per step while more sequences wait for their first token than decode; None for `chunk`, and on a
-        GPU for `idle_chunk`.
+    crowd_chunk: prompt tokens per step while at least a quarter as many sequences wait for their first token as decode; for
+        fewer, it is as much smaller, down to `chunk`. None for `chunk`, and on a GPU for `idle_chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
     window: NetworkJobs in flight at once; None for one per device where all layers are local, else found by measuring.
     gpu_memory: the share of a GPU's memory that may be in use once a model is loaded.

@@ -333,8 +333,8 @@ SETTINGS = (
     Setting(
         "scheduler.crowd_chunk",
         WHOLE,
-        "Prompt tokens per step while more requests wait for a first token than are answered; by default prefill_chunk_size, on "
-        "a GPU idle_chunk.",
+        "Prompt tokens per step while at least a quarter as many requests wait for a first token as are answered; in proportion "
+        "fewer while fewer wait. By default prefill_chunk_size, on a GPU idle_chunk.",
         sample=2048,
     ),
     Setting("scheduler.step_target", SECONDS, "Instead: as many prompt tokens per step as fit into this time.", sample=0.05),

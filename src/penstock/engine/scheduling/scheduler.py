@@ -20,6 +20,7 @@ from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.waiting_queue import Ranking, WaitingQueue
 
 MIN_DYNAMIC_CHUNK = 64  # tokens; prompts make progress on the slowest machine
+CROWD_FACTOR = 4  # sequences that decode for each that waits for its first token, in a crowd
 
 
 class Grant(NamedTuple):
@@ -122,8 +123,11 @@ class Scheduler:
                 return config.busy_chunk
             if not held.decoding:
                 return config.idle_chunk or IDLE_FACTOR * config.busy_chunk
-            crowd = waiting + len(held.all) - held.decoding > held.decoding
-            return (config.crowd_chunk if crowd else None) or config.busy_chunk
+            if config.crowd_chunk is None:
+                return config.busy_chunk
+            # the more wait, the longer those that decode wait for them
+            crowd = CROWD_FACTOR * (waiting + len(held.all) - held.decoding) / held.decoding
+            return config.crowd_chunk if crowd >= 1.0 else max(config.busy_chunk, int(config.crowd_chunk * crowd))
         context = sum(seq.step_processed for seq in decodes)
         # if decodes alone take the whole target, prompts get as much again: otherwise none would ever be read
         target = max(config.step_target, 2 * self._predictor.step(len(decodes), context))
