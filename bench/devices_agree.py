@@ -53,7 +53,7 @@ class FixedView:
     def pipe(self) -> MetaPipe:
         return self._pipe
 
-    def lives(self) -> Mapping[str, int]:
+    def epochs(self) -> Mapping[str, int]:
         return dict.fromkeys(NODES, 0)
 
     def draining(self) -> frozenset[str]:

@@ -3,9 +3,9 @@
     python bench/engine.py --shape llama-8b --device cuda --batches 1,32,64,256 --prefill 512,8192
 
 Decode figures are generated tokens per second of a whole batch (64 prompt tokens, `--new` generated ones each); prefill
-figures are prompt tokens per second of one prompt. `--context 2048` tells how fast the streams of each batch decode behind
-prompts of that length. `--long 131072 --turns 32` reads such prompts in turn, and tells the time of a token behind them and the
-memory that torch has after each. `--arrivals 64` tells how long streams wait between tokens, alone and while a prompt of 8,192
+figures are prompt tokens per second of one prompt. `--context 64x2048` tells how fast 64 streams decode behind prompts of that
+length. `--long 131040 --turns 32` reads such prompts in turn, and tells the time of a token behind them and the memory that torch
+has after each. `--arrivals 64` tells how long streams wait between tokens, alone and while a prompt of 8,192
 tokens arrives every second. `--waits` counts how often the host waits for a CUDA card in a decode step of each batch. Runs where
 only the engine's own needs are installed (torch, numpy, safetensors, tokenizers, jinja2).
 """
@@ -13,6 +13,7 @@ only the engine's own needs are installed (torch, numpy, safetensors, tokenizers
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import queue
 import random
@@ -111,8 +112,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=int, metavar="N", help="only so many layers of the shape")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quant", choices=("none", "fp8", "int8", "int4"), default="none", help="with the Triton kernels")
+    parser.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="with the Triton kernels")
     parser.add_argument("--kernels", choices=("torch", "triton"), help="default: triton on a CUDA GPU")
     parser.add_argument("--batches", default="1,8,32,64")
     parser.add_argument("--prefill", default="512,2048")
@@ -122,7 +125,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, help="prompt tokens of a step beside decodes; default: the engine's own")
     parser.add_argument("--sampling", type=json.loads, default={"temperature": 0}, metavar="JSON", help="SamplingParams")
     parser.add_argument("--segments", type=int, default=1, metavar="N", help="cut the layers into N segments")
-    parser.add_argument("--context", type=int, default=0, metavar="N", help="the streams of each batch behind N tokens")
+    parser.add_argument("--context", default="", metavar="COUNTxN,...", help="COUNT streams that decode behind N tokens each")
     parser.add_argument("--long", type=int, default=0, metavar="N", help="texts of N tokens in turn")
     parser.add_argument("--turns", type=int, default=3, metavar="N", help="of --long")
     parser.add_argument("--arrivals", type=int, default=0, metavar="N", help="N streams, alone and while long prompts arrive")
@@ -142,8 +145,9 @@ def main() -> None:
     report = Report(args)
     for name, *case in cases:
         report.add(measure(engine, spec, rng, name, args.rounds, *case, args.sampling))
-    for count in batches if args.context else ():
-        report.add(measure_decoding(engine, spec, rng, count, args.context, args.new, args.sampling))
+    for case in filter(None, args.context.split(",")):
+        count, context = map(int, case.split("x"))
+        report.add(measure_decoding(engine, spec, rng, count, context, args.new, args.sampling))
     for _ in range(args.turns if args.long else 0):
         report.add(measure_decoding(engine, spec, rng, 1, args.long, 32, args.sampling))
     for count in batches if args.waits else ():
@@ -160,7 +164,10 @@ class Report:
     def __init__(self, args: argparse.Namespace) -> None:
         where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
         precision = args.dtype if args.quant == "none" else args.quant
-        print(f"{args.shape} {precision} on {where}, torch {torch.__version__}", flush=True)
+        if args.kv_dtype != "auto":
+            precision += f", keys and values in {args.kv_dtype}"
+        shape = args.shape if args.layers is None else f"{args.shape}, {args.layers} layers"
+        print(f"{shape}, {precision} on {where}, torch {torch.__version__}", flush=True)
         self._file = args.json
         self._rows: list[dict] = []
         self._found = {
@@ -168,7 +175,7 @@ class Report:
             "device": where,
             "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            "shape": args.shape,
+            "shape": shape,
             "precision": precision,
             "rows": self._rows,
         }
@@ -197,18 +204,18 @@ def describe(row: dict) -> str:
 
 def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
     settings = EngineConfig(chunk=args.chunk).on(torch.device(args.device).type)
-    layers, count = SHAPES[args.shape][1], args.segments
+    layers, count = args.layers or SHAPES[args.shape][1], args.segments
     spec, segments, ends = make_parts(args, [(i * layers // count, (i + 1) * layers // count) for i in range(count)])
     return Engine(settings, Pipe(args.shape, spec.num_layers, segments), ends, lambda skip_special: NoText()), spec
 
 
-def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[ModelSpec, list[Segment], EndModel]:
-    """The layers in segments, and the ends."""
-    hidden, layers, heads, kv_heads, inner, vocab, tied = SHAPES[args.shape]
-    config = {
+def shape_config(shape: str, layers: int | None = None) -> dict[str, Any]:
+    """The settings of a model of this shape, as Hugging Face writes them. layers: only so many."""
+    hidden, all_layers, heads, kv_heads, inner, vocab, tied = SHAPES[shape]
+    return {
         "model_type": "llama",
         "hidden_size": hidden,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": layers or all_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "intermediate_size": inner,
@@ -216,23 +223,27 @@ def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[M
         "tie_word_embeddings": tied,
         "max_position_embeddings": 131072,
         "rope_theta": 500000.0,
-    } | EXPERTS.get(args.shape, {})
-    spec = spec_from_config(config)
+    } | EXPERTS.get(shape, {})
+
+
+def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[ModelSpec, list[Segment], EndModel]:
+    """The layers in segments, and the ends."""
+    spec = spec_from_config(shape_config(args.shape, getattr(args, "layers", None)))
     block_size = EngineConfig().block_size
     dtype, device = getattr(torch, args.dtype), torch.device(args.device)
     keep_freed_memory()
     files = RandomWeights(torch.device("cpu") if getattr(args, "seeded", False) else device, getattr(args, "quant", "none"))
     blocks = args.kv_tokens // block_size
     kernels = getattr(args, "kernels", None) or ("triton" if device.type == "cuda" else "torch")
-    model, end_model = LlmModel, EndModel
+    model, end_model, more = LlmModel, EndModel, {}
     if kernels == "triton":
         from penstock.model.triton.ends import TritonEndModel
         from penstock.model.triton.segment import TritonModel
 
         model, end_model = TritonModel, TritonEndModel
-    segments = [
-        model(spec, LayerRange(*cut), files, dtype=dtype, device=device, kv_blocks=blocks, block_size=block_size) for cut in cuts
-    ]
+        more = {"kv_dtype": torch.float8_e4m3fn if getattr(args, "kv_dtype", "auto") == "fp8" else None}
+    how = {"dtype": dtype, "device": device, "kv_blocks": blocks, "block_size": block_size, **more}
+    segments = [model(spec, LayerRange(*cut), files, **how) for cut in cuts]
     return spec, segments, random_ends(end_model, spec, files, dtype, device)
 
 
@@ -284,9 +295,11 @@ def measure(
 def measure_decoding(
     engine: Engine, spec: ModelSpec, rng: random.Random, count: int, context: int, new: int, sampling: dict[str, Any]
 ) -> dict:
-    """Tokens per second of streams from when all have read their prompts until the first one ends."""
+    """Tokens per second of streams, from when all have read their prompts until each has got `new` more tokens."""
     times: list[list[tuple[float, int]]] = [[] for _ in range(count)]
-    done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
+    enough = new + 2 + count * context // engine.config.busy_chunk  # those who read first generate while the others read
+    jobs = []
     started = time.perf_counter()
     for i, seen in enumerate(times):
 
@@ -294,21 +307,34 @@ def measure_decoding(
             if isinstance(update, TokensOut):
                 seen.append((time.perf_counter(), len(update.token_ids)))
             elif isinstance(update, JobDone | JobFailed):
-                done.put(update)
+                ended.put(update)
 
-        submit(engine, f"{context} {i}", [rng.randrange(spec.vocab) for _ in range(context)], new, sampling, sink)
-    for _ in range(count):
-        if isinstance(update := done.get(), JobFailed):
-            raise update.error
-    begin, end = max(seen[0][0] for seen in times), min(seen[-1][0] for seen in times)
-    if begin >= end:
-        raise SystemExit("The first stream ended before the last one had read its prompt: give a larger --new.")
+        prompt = [rng.randrange(spec.vocab) for _ in range(context)]
+        jobs.append(submit(engine, f"{context} {i}", prompt, enough, sampling, sink))
+    while not all(times):
+        stop_if_failed(ended)
+    begin = max(seen[0][0] for seen in times)
+    before = [len(seen) for seen in times]  # updates, most of which have one token
+    while not all(len(seen) - at_begin >= new for seen, at_begin in zip(times, before, strict=True)):
+        stop_if_failed(ended)
+    end = time.perf_counter()
+    for job in jobs:
+        engine.cancel(job)
+    for _ in jobs:
+        ended.get()
     tokens = sum(number for seen in times for at, number in seen if begin < at <= end)
     memory = ""
     if torch.cuda.is_available():
         memory = f"{torch.cuda.memory_allocated() >> 20} MiB allocated, {torch.cuda.memory_reserved() >> 20} reserved"
     speed = tokens / (end - begin)
     return {"case": f"{count} at {context}", "tokens_per_s": speed, "prompt_s": begin - started, "memory": memory}
+
+
+def stop_if_failed(ended: queue.SimpleQueue[JobUpdate]) -> None:
+    """Wait a moment; no stream should end meanwhile."""
+    with contextlib.suppress(queue.Empty):
+        update = ended.get(timeout=0.02)
+        raise update.error if isinstance(update, JobFailed) else SystemExit("A stream has ended too early.")
 
 
 def measure_arrivals(
