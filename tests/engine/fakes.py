@@ -76,7 +76,7 @@ class FakeSegment:
     def pass_group(self, values: Sequence[int], pieces: Sequence[BatchPiece], group: int) -> list[int]:
         window = self._windows[group] or FAR
         out: list[int] = []
-        for start, n, rows in pieces:
+        for start, n, rows, *_ in pieces:
             table = rows[group :: len(self._windows)]
             seen = [range(max(0, position + 1 - window), position + 1) for position in range(start, start + n)]
             assert NULL_BLOCK not in table[seen[0].start // self._size :]

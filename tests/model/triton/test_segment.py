@@ -89,6 +89,25 @@ def test_long_chunks_that_begin_a_text_look_through_windows_too(device, tmp_path
     torch.testing.assert_close(pipeline.alone(text), wanted, rtol=0, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe"])
+def test_rows_that_are_not_wanted_leave_the_last_layer_out(kind, device, tmp_path) -> None:
+    write(kind, tmp_path, device)
+    pipeline = on_device(tmp_path, device)
+    (segment,), groups = pipeline.segments, pipeline.spec.kv_groups
+    segment.capturable = False  # captured steps compute all rows
+    texts = [(TEXTS[0][:12], [1, 2], 1), (TEXTS[1][:1], [3], 1), (TEXTS[2][:10], [4, 5], 0)]
+    pieces = [BatchPiece(0, len(tokens), groups.table_of(blocks), wanted) for tokens, blocks, wanted in texts]
+    hidden = pipeline.ends.compute_embed([token for tokens, _, _ in texts for token in tokens])
+    wanted = segment.process(hidden, [piece._replace(wanted=None) for piece in pieces])
+    kept = [layer.kv.clone() for layer in segment._layers]
+    found = segment.process(hidden, pieces)
+    torch.testing.assert_close(found[11:13], wanted[11:13], rtol=0, atol=1e-4)
+    assert not torch.equal(found[:11], wanted[:11])
+    assert all(torch.equal(layer.kv, before) for layer, before in zip(segment._layers, kept, strict=True))
+    unread = segment.process(hidden, [piece._replace(wanted=0) for piece in pieces])
+    assert torch.equal(unread[:11], found[:11])
+
+
 @pytest.mark.parametrize("kind", ["llama", "mistral with a window", "gemma3_text", "qwen3_moe"])
 @pytest.mark.parametrize("rows", [1, 5, 24])
 def test_steps_in_a_graph_have_the_bits_of_steps_without_one(kind, rows, cuda, tmp_path) -> None:

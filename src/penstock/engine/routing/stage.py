@@ -152,7 +152,7 @@ class Stage:
         pieces: list[BatchPiece] = []
         for job in jobs:
             replicas = self.leases[job.route].replicas
-            pieces += [BatchPiece(span.start_pos, span.n, replicas[span.seq_id].table) for span in job.spans]
+            pieces += [BatchPiece(span.start_pos, span.n, replicas[span.seq_id].table, span.rows) for span in job.spans]
         hidden = join([job.hidden for job in jobs])
 
         def run(start: int, end: int) -> Tensor:

@@ -24,6 +24,20 @@ class LongChunk(NamedTuple):
     table: int
 
 
+class LastRows(NamedTuple):
+    """The only rows that are wanted behind the model's last layer, where each Span has one at most: its last one.
+
+    rows, lengths: as in PassColumns, of all Spans.
+    picked: [wanted] in int64, the same rows without gaps.
+    splits: as in PassColumns.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    picked: Tensor
+    splits: int
+
+
 class PassColumns(NamedTuple):
     """On the device, in int32.
 
@@ -35,6 +49,7 @@ class PassColumns(NamedTuple):
     long, long_tiles: long Spans, and their pieces, which are no `tiles`.
     splits: parts of a text that decodes look at side by side.
     groups: whose blocks lie side by side in the tables.
+    last: None where other rows are wanted, too.
     """
 
     positions: Tensor
@@ -48,6 +63,7 @@ class PassColumns(NamedTuple):
     long: Sequence[LongChunk] = ()
     splits: int = 1
     groups: int = 1
+    last: LastRows | None = None
 
     def of_part(self, first: int, groups: int) -> PassColumns:
         """The columns for layers whose WindowGroups are these, where several segments have their tables side by side."""
@@ -96,11 +112,19 @@ def upload_columns(
     lengths = starts[decodes] + 1
     tiles = cut_into_tiles(starts[chunks], counts[chunks], first[chunks], len(decodes), tile)
     long_tiles = cut_into_tiles(starts[long], counts[long], first[long], first_long, tile)
+    wanted = batch.wanted[order] == 1
+    last_rows, last_lengths = np.where(wanted, (first + counts - 1)[order], -1), np.where(wanted, (starts + counts)[order], 0)
+    picked = last_rows[wanted]
     parts = [positions, slots, first[decodes], lengths, tiles, long_tiles, np.array([tables.shape[1]]), tables]
+    parts += [last_rows, last_lengths, picked]
     sizes = [part.size for part in parts]
     flat = upload(np.concatenate([part.ravel() for part in parts]).astype(np.int32, copy=False), device)
     on_device = torch.split(flat, sizes)
     splits = choose_splits(len(decodes), int(lengths.max()), kv_heads) if len(decodes) else 1
+    last = None
+    if (batch.wanted <= 1).all() and len(picked) < len(positions):
+        last_splits = choose_splits(len(order), max(1, int(last_lengths.max())), kv_heads)
+        last = LastRows(on_device[8], on_device[9], on_device[10].long(), last_splits)
     return PassColumns(
         positions=on_device[0],
         slots=on_device[1].view(groups, -1),
@@ -113,6 +137,7 @@ def upload_columns(
         long=[LongChunk(int(first[i]), int(counts[i]), int(starts[i]), first_long + at) for at, i in enumerate(long)],
         splits=splits,
         groups=groups,
+        last=last,
     )
 
 

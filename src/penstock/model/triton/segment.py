@@ -25,7 +25,7 @@ from penstock.model.layer import Layer
 from penstock.model.packing import Fp8Packing, Packing
 from penstock.model.rope import distinct, inverse_frequencies
 from penstock.model.spec import ModelSpec
-from penstock.model.triton.columns import PassColumns, positions_and_slots, upload_columns
+from penstock.model.triton.columns import LastRows, PassColumns, positions_and_slots, upload_columns
 from penstock.model.triton.graphs import StepGraphs, StepInputs
 from penstock.model.triton.on_device import on_device
 from penstock.model.triton.weights import CardLayerBuilder, CardReader
@@ -166,9 +166,30 @@ class TritonModel:
             qkv = layer.qkv(residual.norm(layer.input_norm, eps, self.dtype))  # [T, (heads + 2 kv_heads) * head_dim]
             rotate_and_store(qkv, layer.kv, columns.slots[layer.group], *angles[layer.rope], spec.heads, layer.qk_norm, eps)
             attended = torch.empty(len(qkv), width, dtype=self.dtype, device=self.device)
+            if columns.last is not None and layer is self._layers[-1] and self.layers.end == spec.num_layers:
+                self._finish(qkv, layer, columns, columns.last, residual, attended)
+                return
             self._attend(qkv, layer, columns, attended)
             residual.add(layer.output(attended), layer.post_attention_norm)
             residual.add(layer.mlp(residual.norm(layer.mlp_norm, eps, self.dtype)), layer.post_mlp_norm)
+
+    def _finish(
+        self, qkv: Tensor, layer: Layer, columns: PassColumns, last: LastRows, residual: Residual, attended: Tensor
+    ) -> None:
+        """Take the rows that are wanted behind the model's last layer through the rest of it. The others stay as they are."""
+        if not len(last.picked):
+            return
+        spec, eps = self.spec, self.spec.norm_eps
+        q = qkv.view(len(qkv), -1, spec.head_dim)[:, : spec.heads]
+        attend_decodes(q, self._paged(layer, columns), last.rows, last.lengths, attended, splits=last.splits)
+        few = Residual(residual.x.index_select(0, last.picked))
+        few.add(layer.output(attended.index_select(0, last.picked)), layer.post_attention_norm)
+        few.add(layer.mlp(few.norm(layer.mlp_norm, eps, self.dtype)), layer.post_mlp_norm)
+        residual.x.index_copy_(0, last.picked, few.norm(None, eps, self.dtype))
+
+    def _paged(self, layer: Layer, columns: PassColumns) -> Paged:
+        window, tables = self._groups.windows[layer.group], columns.tables[layer.group :]
+        return Paged(layer.kv, tables, columns.stride, self.block_size, window, columns.groups)
 
     @torch.inference_mode()
     def wipe(self, piece: BatchPiece) -> None:
@@ -179,11 +200,10 @@ class TritonModel:
 
     def _attend(self, qkv: Tensor, layer: Layer, columns: PassColumns, out: Tensor) -> None:
         """qkv [T, (heads + 2 kv_heads) * head_dim], rotated and stored -> out [T, heads * head_dim]"""
-        spec, window = self.spec, self._groups.windows[layer.group]
+        spec, paged = self.spec, self._paged(layer, columns)
+        window = paged.window
         heads = qkv.view(len(qkv), -1, spec.head_dim)
         q = heads[:, : spec.heads]
-        tables = columns.tables[layer.group :]
-        paged = Paged(layer.kv, tables, columns.stride, self.block_size, window, columns.groups)
         if len(columns.rows):
             attend_decodes(q, paged, columns.rows, columns.lengths, out, splits=columns.splits)
         if len(columns.tiles):
