@@ -105,8 +105,7 @@ void Activations::resize(int m, int columns) {
     const int64_t numbers = round_up(m, LANES) * padded, tile = LANES * padded;
     x = x_memory.take<float>(numbers);
     halves = half_memory.take<uint16_t>(numbers + tile);
-    q = q_memory.take<int8_t>(2 * numbers);
-    groups = group_memory.take<GroupInfo>(numbers / GROUP);
+    groups = group_memory.take<InputGroup>(numbers / GROUP);
 }
 
 }  // namespace penstock

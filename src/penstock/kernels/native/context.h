@@ -59,18 +59,17 @@ struct Product {
 
 // Rows on their way into a product: as floats, and quantised or rounded where the matrix wants that.
 struct Activations {
-    Buffer x_memory, half_memory, q_memory, group_memory;
+    Buffer x_memory, half_memory, group_memory;
     float* x = nullptr;
     uint16_t* halves = nullptr;
-    int8_t* q = nullptr;
-    GroupInfo* groups = nullptr;
+    InputGroup* groups = nullptr;
     int cols = 0, padded = 0;
 
     void resize(int m, int columns);
     float* row(int i) { return x + static_cast<int64_t>(i) * padded; }
     Rows rows(int from) const {
         const int64_t at = static_cast<int64_t>(from) * padded;
-        return {x + at, halves + at, q + 2 * at, groups + at / GROUP, padded};
+        return {x + at, halves + at, groups + at / GROUP, padded};
     }
 };
 
@@ -103,7 +102,7 @@ struct ps_context {
         if (format.rounded) kernels->round(x, input.padded, input.halves + static_cast<int64_t>(i) * input.padded);
         if (!format.quantised) return;
         const int64_t at = static_cast<int64_t>(i) * input.padded;
-        kernels->quantise(x, input.cols, input.padded, input.q + 2 * at, input.groups + at / penstock::GROUP);
+        kernels->quantise(x, input.cols, input.padded, input.groups + at / penstock::GROUP);
     }
 
     // y[m, rows of all parts] = input times the parts, stacked; there are three at most

@@ -15,21 +15,21 @@ constexpr int KEY_CHUNK = 256;  // keys whose softmax is computed on its own, th
 constexpr int QUERY_TILE = 48;  // queries that share one conversion of keys and values
 constexpr int MAX_HEAD_DIM = 512;
 
-// A group of a row's inputs: each is scale * (code + fine code / 16).
-struct GroupInfo {
+// 32 inputs of a row: each is scale * (code + fine code / 16).
+struct InputGroup {
+    int8_t codes[GROUP], fine[GROUP];
     float scale;
-    float sum;  // of the inputs
-    int16_t code_sum, fine_sum;
-    int32_t fine;  // 0 where all fine codes are 0
+    float sum;                  // of the inputs
+    int32_t minus_sum;          // of the codes
+    int16_t fine_sum, is_fine;  // 0 where all fine codes are 0: where all inputs are near the others in size
 };
 
-// Rows of activations, padded to padded_cols with zeros: q and groups for quantised weights, x for the others, and halves, which
-// are the same numbers as x, for bf16.
+// Rows of activations, padded to padded_cols with zeros: groups for quantised weights, x for the others, and halves, which are
+// the same numbers as x, for bf16.
 struct Rows {
-    const float* x;           // [m, padded_cols]
-    const uint16_t* halves;   // [m, padded_cols], and memory for 16 rows behind them
-    const int8_t* q;          // [m, padded_cols / 32, 64]: codes of 32 inputs, then their fine codes
-    const GroupInfo* groups;  // [m, padded_cols / 32]
+    const float* x;            // [m, padded_cols]
+    const uint16_t* halves;    // [m, padded_cols], and memory for 16 rows behind them
+    const InputGroup* groups;  // [m, padded_cols / 32]
     int padded_cols;
 };
 
@@ -64,8 +64,8 @@ struct Attention {
 
 struct Kernels {
     const char* name;
-    // x[n] -> q[2 padded], groups[padded / 32]
-    void (*quantise)(const float* x, int n, int padded, int8_t* q, GroupInfo* groups);
+    // x[n] -> groups[padded / 32]
+    void (*quantise)(const float* x, int n, int padded, InputGroup* groups);
     // Round x[n] to bf16, in place and as halves.
     void (*round)(float* x, int n, uint16_t* halves);
     // rows [row, row_end) times blocks [block, block_end) of 16 outputs
@@ -87,12 +87,12 @@ struct Kernels {
     void (*finish)(const float* state, int head_dim, float* out);
 };
 
-// Whether any of the groups has fine codes
+// Whether any of R rows has fine codes in this group
 template <int R>
-static inline bool any_fine(const GroupInfo* groups, int64_t stride = 1) {
-    int32_t any = 0;
-    for (int r = 0; r < R; r++) any |= groups[r * stride].fine;
-    return any;
+static inline bool any_fine(const InputGroup* first, int64_t groups) {
+    int any = 0;
+    for (int r = 0; r < R; r++) any |= first[r * groups].is_fine;
+    return any != 0;
 }
 
 static constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }

@@ -67,9 +67,9 @@ inline float mean_square(const float* x, int n) {
 inline int32_t nearest(float x) { return static_cast<int32_t>(bits_of(x + 12582912.0f) - 0x4b400000u); }  // below 2^22
 
 // Codes of 8 bits; in a group with a number far above the others, beside which 8 bits leave little of them, 4 bits more
-void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* groups) {
+void quantise_row(const float* x, int n, int padded, InputGroup* groups) {
     const float loud = LOUD * sqrtf(mean_square(x, n));
-    for (int start = 0; start < padded; start += GROUP, q += 2 * GROUP, groups++) {
+    for (int start = 0; start < padded; start += GROUP, groups++) {
         float own[GROUP];
         if (start + GROUP <= n)
             memcpy(own, x + start, sizeof own);
@@ -84,7 +84,7 @@ void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* group
         // below this, a sixteenth of the scale times that of a weight might be rounded as a subnormal number
         const float inverse = scale > 0x1p-96f ? 1.0f / scale : 0.0f;
         const bool fine = float_of(largest) > loud;
-        int8_t* fine_codes = q + GROUP;
+        int8_t *q = groups->codes, *fine_codes = groups->fine;
         // at most 127 without a bound, since the scale is not rounded by more; what is not finite gets a scale that is not either
         if (fine)
             for (int i = 0; i < GROUP; i++) {
@@ -97,7 +97,11 @@ void quantise_row(const float* x, int n, int padded, int8_t* q, GroupInfo* group
         int32_t sum = 0, fine_sum = 0;
         for (int i = 0; i < GROUP; i++) sum += q[i], fine_sum += fine_codes[i];
         const float total = static_cast<float>(sum) + 0.0625f * static_cast<float>(fine_sum);
-        *groups = {scale, scale * total, static_cast<int16_t>(sum), static_cast<int16_t>(fine_sum), fine};
+        groups->scale = scale;
+        groups->sum = scale * total;
+        groups->minus_sum = -sum;
+        groups->fine_sum = static_cast<int16_t>(fine_sum);
+        groups->is_fine = fine;
     }
 }
 
@@ -266,7 +270,7 @@ inline void multiply_block(const char* panel, const Rows& rows, int row, V* out)
     if constexpr (quantised) {
         const int groups = static_cast<int>(padded / GROUP);
         const Panel w = panel_at<KIND>(panel, groups);
-        multiply<R, minimum, bits>(w, rows.q + 2 * row * padded, 2 * padded, rows.groups + static_cast<int64_t>(row) * groups, out);
+        multiply<R, minimum, bits>(w, rows.groups + static_cast<int64_t>(row) * groups, out);
     } else {
         multiply_floats<R, KIND>(panel, rows.padded_cols, rows.x + row * padded, out);
     }

@@ -75,26 +75,26 @@ inline void dot_group(const uint8_t* codes, const int8_t* q, int64_t stride, int
 
 // Add groups [from, to) of R rows times 16 outputs. A group's sums are on their way while those before it are added.
 template <int R, bool MINIMUM, int BITS>
-void multiply_tile(const Panel& w, int from, int to, const uint8_t* codes, const int8_t* q, int64_t stride, const GroupInfo* info,
-                   V* out) {
+void multiply_tile(const Panel& w, int from, int to, const uint8_t* codes, const InputGroup* x, V* out) {
     constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0, bytes = BITS == 4 ? 1024 : 512;
+    const int64_t groups = w.groups, stride = groups * static_cast<int64_t>(sizeof(InputGroup));
     alignas(64) int32_t dots[2][2][LANES * LANES];
     V sums[R];
     for (int r = 0; r < R; r++) sums[r] = out[r];
     finish_stores();
-    dot_group<BITS>(codes, q + from * 2 * GROUP, stride, dots[from % 2]);
+    dot_group<BITS>(codes, x[from].codes, stride, dots[from % 2]);
     for (int g = from; g < to; g++) {
         codes += bytes;
-        if (g + 1 < to) dot_group<BITS>(codes, q + (g + 1) * 2 * GROUP, stride, dots[(g + 1) % 2]);
+        if (g + 1 < to) dot_group<BITS>(codes, x[g + 1].codes, stride, dots[(g + 1) % 2]);
         const int32_t(*own)[LANES * LANES] = dots[g % 2];
         const V scale = mul(load_f16(w.scales + g * LANES), all(0.0625f));
         const V minimum = MINIMUM ? load_f16(w.minima + g * LANES) : scale;
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) {
-            const GroupInfo& row = info[static_cast<int64_t>(r) * w.groups + g];
+            const InputGroup& row = x[r * groups + g];
             __m512i sum = _mm512_load_si512(own[0] + r * LANES);
             if (BITS == 8) sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 4), _mm512_load_si512(own[1] + r * LANES));
-            if (zero_point) sum = _mm512_sub_epi32(sum, _mm512_set1_epi32(zero_point * (16 * row.code_sum + row.fine_sum)));
+            if (zero_point) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(zero_point * (16 * row.minus_sum - row.fine_sum)));
             sums[r] = fma({_mm512_cvtepi32_ps(sum)}, mul(scale, all(row.scale)), sums[r]);
             if (MINIMUM) sums[r] = fma(minimum, all(row.sum), sums[r]);
         }
@@ -123,8 +123,8 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
                 bytes = unpacked;
             }
             for (int r = row; r < row_end; r += R)
-                multiply_tile<R, minimum, bits>(w, from, to, bytes, rows.q + 2 * r * padded, 2 * padded,
-                                                rows.groups + static_cast<int64_t>(r) * groups, sums + (r - row));
+                multiply_tile<R, minimum, bits>(w, from, to, bytes, rows.groups + static_cast<int64_t>(r) * groups,
+                                                sums + (r - row));
         }
         for (int r = row; r < row_end; r++) put_block(matrix, block, r, sums[r - row], out);
     }

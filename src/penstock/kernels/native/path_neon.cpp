@@ -34,31 +34,30 @@ void unpack_groups(const Panel& w, int from, int to, UnpackedGroups& out) {
 
 // Add `count` groups to the sums of R rows, for outputs [4 first, 4 (first + S))
 template <int R, int S, bool MINIMUM>
-void add_groups(const UnpackedGroups& w, int count, int first, const int8_t* q, int64_t stride, const GroupInfo* info,
-                int64_t info_stride, V* out) {
+void add_groups(const UnpackedGroups& w, int count, int first, const InputGroup* x, int64_t groups, V* out) {
     float32x4_t sums[R][S];
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) sums[r][s] = out[r].part[first + s];
-    for (int g = 0; g < count; g++, q += 2 * GROUP, info++) {
+    const int64_t stride = groups * static_cast<int64_t>(sizeof(InputGroup));
+    for (int g = 0; g < count; g++, x++) {
         const int8_t* codes = w.codes[g] + first * 16;
-        const auto dot_group = [&](int32x4_t(*dots)[S], const int8_t* x) {
+        const auto dot_group = [&](int32x4_t(*dots)[S], const int8_t* q) {
             for (int r = 0; r < R; r++)
                 for (int s = 0; s < S; s++) dots[r][s] = vdupq_n_s32(MAGIC);
-            add_inputs<R, S>(dots, x, stride, [&](int j, int s) { return vld1q_s8(codes + j * 64 + s * 16); });
-            add_inputs<R, S>(dots, x + 16, stride, [&](int j, int s) { return vld1q_s8(codes + 256 + j * 64 + s * 16); });
+            add_inputs<R, S>(dots, q, stride, [&](int j, int s) { return vld1q_s8(codes + j * 64 + s * 16); });
+            add_inputs<R, S>(dots, q + 16, stride, [&](int j, int s) { return vld1q_s8(codes + 256 + j * 64 + s * 16); });
         };
         int32x4_t dots[R][S];
         float32x4_t numbers[R][S];
-        dot_group(dots, q);
-        const float unit =
-            finish_dots<R, S>(dots, numbers, info, info_stride, [&](int32x4_t(*fine)[S]) { dot_group(fine, q + GROUP); });
+        dot_group(dots, x->codes);
+        const float unit = finish_dots<R, S>(dots, numbers, x, groups, [&](int32x4_t(*fine)[S]) { dot_group(fine, x->fine); });
 #pragma GCC unroll 4
         for (int s = 0; s < S; s++) {
             const float32x4_t scale = vld1q_f32(w.scales[g] + 4 * (first + s));
             const float32x4_t minimum = vld1q_f32(w.minima[g] + 4 * (first + s));
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const GroupInfo& row = info[r * info_stride];
+                const InputGroup& row = x[r * groups];
                 sums[r][s] = vfmaq_f32(sums[r][s], numbers[r][s], vmulq_n_f32(scale, unit * row.scale));
                 if (MINIMUM) sums[r][s] = vfmaq_n_f32(sums[r][s], minimum, row.sum);
             }
@@ -85,8 +84,8 @@ void product_unpacked(const ps_matrix& matrix, const Rows& rows, int row, int ro
             unpack_groups<minimum>(w, from, to, unpacked);
             for (int first = 0; first < 4; first += S)
                 for (int r = row; r < row_end; r += R)
-                    add_groups<R, S, minimum>(unpacked, to - from, first, rows.q + 2 * (r * padded + from * GROUP), 2 * padded,
-                                              rows.groups + static_cast<int64_t>(r) * groups + from, groups, sums + (r - row));
+                    add_groups<R, S, minimum>(unpacked, to - from, first, rows.groups + static_cast<int64_t>(r) * groups + from,
+                                              groups, sums + (r - row));
         }
         for (int r = row; r < row_end; r++) put_block(matrix, block, r, sums[r - row], out);
     }

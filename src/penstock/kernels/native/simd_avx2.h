@@ -84,7 +84,7 @@ inline __m256i dot_signed(__m256i sum, __m256i codes, __m256i x) {
     return dot_unsigned(sum, _mm256_abs_epi8(codes), _mm256_sign_epi8(x, codes));
 }
 
-// Add the products of 32 inputs of R rows with the codes of 8 outputs.
+// Add the products of 32 inputs of R rows, `stride` bytes apart, with the codes of 8 outputs.
 template <int R, int BITS>
 inline void dot_group(const uint8_t* codes, const int8_t* q, int64_t stride, __m256i* dots) {
     const __m256i low_bits = _mm256_set1_epi8(15);
@@ -110,34 +110,33 @@ inline void dot_group(const uint8_t* codes, const int8_t* q, int64_t stride, __m
 }
 
 template <int R, bool MINIMUM, int BITS>
-inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+inline void multiply(const Panel& w, const InputGroup* x, V* out) {
     __m256 sums[R][2];
     for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = _mm256_setzero_ps();
     constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
-    for (int g = 0; g < w.groups; g++) {
-        GroupInfo rows[R];
-        for (int r = 0; r < R; r++) rows[r] = info[static_cast<int64_t>(r) * w.groups + g];
-        const int8_t* x = q + g * 2 * GROUP;
+    const int64_t groups = w.groups, stride = groups * static_cast<int64_t>(sizeof(InputGroup));
+    for (int64_t g = 0; g < groups; g++, x++) {
 #pragma GCC unroll 2
         for (int s = 0; s < 2; s++) {
             const uint8_t* codes = w.codes + g * 64 * BITS + s * 32;
             __m256i dots[R];
-            for (int r = 0; r < R; r++) dots[r] = _mm256_set1_epi32(-zero_point * rows[r].code_sum);
-            dot_group<R, BITS>(codes, x, stride, dots);
+            for (int r = 0; r < R; r++) dots[r] = _mm256_set1_epi32(zero_point * x[r * groups].minus_sum);
+            dot_group<R, BITS>(codes, x->codes, stride, dots);
             __m256 scale = widen_f16(w.scales + g * LANES + 8 * s);
-            if (any_fine<R>(rows)) {
+            if (any_fine<R>(x, groups)) {
                 __m256i fine[R];
-                for (int r = 0; r < R; r++) fine[r] = _mm256_set1_epi32(-zero_point * rows[r].fine_sum);
-                dot_group<R, BITS>(codes, x + GROUP, stride, fine);
+                for (int r = 0; r < R; r++) fine[r] = _mm256_set1_epi32(-zero_point * x[r * groups].fine_sum);
+                dot_group<R, BITS>(codes, x->fine, stride, fine);
                 for (int r = 0; r < R; r++) dots[r] = _mm256_add_epi32(_mm256_slli_epi32(dots[r], 4), fine[r]);
                 scale = _mm256_mul_ps(scale, _mm256_set1_ps(0.0625f));
             }
             for (int r = 0; r < R; r++) {
-                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(rows[r].scale));
+                const InputGroup& row = x[r * groups];
+                const __m256 factor = _mm256_mul_ps(scale, _mm256_set1_ps(row.scale));
                 sums[r][s] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dots[r]), factor, sums[r][s]);
                 if (MINIMUM) {
                     const __m256 minimum = widen_f16(w.minima + g * LANES + 8 * s);
-                    sums[r][s] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(rows[r].sum), sums[r][s]);
+                    sums[r][s] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(row.sum), sums[r][s]);
                 }
             }
         }

@@ -68,32 +68,93 @@ inline void unpack_codes(const uint8_t* from, __m512i* codes) {
 
 #ifdef PS_AVX512_VNNI
 
-// The instruction wants unsigned codes: signed ones are raised by 128, and 128 times the sum of the inputs is taken off.
-template <int BITS>
-struct GroupCodes {
-    static constexpr int RAISED = BITS == 8 ? 128 : 0;
-    __m512i codes[8];
+// sum + the products of four unsigned codes of each output with four signed inputs. The compiler would broadcast these apart.
+inline void add_dots(__m512i& sum, __m512i codes, const int8_t* x) {
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*reinterpret_cast<const int32_t*>(x)));
+}
 
-    explicit GroupCodes(const uint8_t* from) {
-        const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-        if (BITS == 4)
-            unpack_codes(from, codes);
-        else
-#pragma GCC unroll 8
-            for (int j = 0; j < 8; j++) codes[j] = _mm512_xor_si512(_mm512_loadu_si512(from + j * 64), sign);
-    }
+// The instruction wants unsigned codes: signed ones are raised by 128, and sums begin with -128 times the sum of the inputs.
+template <int ZERO_POINT>
+inline __m512i first_sum(int32_t minus_sum) {
+    if (ZERO_POINT == 0) return _mm512_setzero_si512();
+    return _mm512_slli_epi32(_mm512_set1_epi32(minus_sum), ZERO_POINT == 8 ? 3 : 7);
+}
 
-    // start + the products of 32 inputs with the codes of 16 outputs
-    __m512i dot(int32_t start, const int8_t* x) const {
-        __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+// Add the products of 32 inputs of R rows with the codes of 16 outputs. The rows take turns, since each sum has to wait for its
+// last addition; where there are few, each has two.
+template <int R, int BITS, bool FINE>
+inline void dot_group(const uint8_t* from, const InputGroup* const (&x)[R], __m512i (&sums)[R]) {
+    constexpr bool two = R < 8;
+    const __m512i low_bits = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(static_cast<char>(0x80));
+    __m512i more[R];
+    if (two)
+        for (int r = 0; r < R; r++) more[r] = _mm512_setzero_si512();
 #pragma GCC unroll 4
-        for (int j = 0; j < 8; j += 2) {
-            even = _mm512_dpbusd_epi32(even, codes[j], broadcast_inputs(x + 4 * j));
-            odd = _mm512_dpbusd_epi32(odd, codes[j + 1], broadcast_inputs(x + 4 * j + 4));
+    for (int j = 0; j < 4; j++) {
+        __m512i first = _mm512_loadu_si512(from + j * 64), second;
+        if (BITS == 4) {
+            second = _mm512_and_si512(_mm512_srli_epi16(first, 4), low_bits);
+            first = _mm512_and_si512(first, low_bits);
+        } else {
+            second = _mm512_xor_si512(_mm512_loadu_si512(from + 256 + j * 64), sign);
+            first = _mm512_xor_si512(first, sign);
         }
-        return _mm512_add_epi32(even, odd);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) add_dots(sums[r], first, (FINE ? x[r]->fine : x[r]->codes) + 4 * j);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) add_dots(two ? more[r] : sums[r], second, (FINE ? x[r]->fine : x[r]->codes) + 16 + 4 * j);
     }
-};
+    if (two)
+        for (int r = 0; r < R; r++) sums[r] = _mm512_add_epi32(sums[r], more[r]);
+}
+
+// Add the products of group g. FINE: where a row has fine codes in it
+template <int R, bool MINIMUM, int BITS, bool FINE>
+inline void add_group(const Panel& w, int64_t g, const InputGroup* const (&x)[R], __m512 (&sums)[R]) {
+    constexpr int zero_point = BITS == 8 ? 128 : MINIMUM ? 0 : 8;
+    const uint8_t* codes = w.codes + g * 64 * BITS;
+    __m512i dots[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) dots[r] = first_sum<zero_point>(x[r]->minus_sum);
+    dot_group<R, BITS, false>(codes, x, dots);
+    __m512 scale = _mm512_cvtph_ps(load256(w.scales + g * LANES));
+    if (FINE) {
+        __m512i fine[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) fine[r] = first_sum<zero_point>(-x[r]->fine_sum);
+        dot_group<R, BITS, true>(codes, x, fine);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) dots[r] = _mm512_add_epi32(_mm512_slli_epi32(dots[r], 4), fine[r]);
+        scale = _mm512_mul_ps(scale, _mm512_set1_ps(0.0625f));
+    }
+    const __m512 minimum = MINIMUM ? _mm512_cvtph_ps(load256(w.minima + g * LANES)) : scale;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) {
+        const __m512 factor = _mm512_mul_ps(scale, _mm512_set1_ps(x[r]->scale));
+        sums[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r]), factor, sums[r]);
+        if (MINIMUM) sums[r] = _mm512_fmadd_ps(minimum, _mm512_set1_ps(x[r]->sum), sums[r]);
+    }
+}
+
+template <int R, bool MINIMUM, int BITS>
+inline void multiply(const Panel& w, const InputGroup* rows, V* out) {
+    const int64_t groups = w.groups;
+    __m512 sums[R];
+    const InputGroup* x[R];
+    for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < groups; g++, rows++) {
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            x[r] = rows + r * groups;
+            asm("" : "+r"(x[r]));  // each in a register: the compiler would make every address of a base and an index
+        }
+        if (__builtin_expect(any_fine<R>(rows, groups), 0))
+            add_group<R, MINIMUM, BITS, true>(w, g, x, sums);
+        else
+            add_group<R, MINIMUM, BITS, false>(w, g, x, sums);
+    }
+    for (int r = 0; r < R; r++) out[r] = {sums[r]};
+}
 
 #else
 
@@ -101,7 +162,6 @@ struct GroupCodes {
 // |code| is multiplied with the input that has the code's sign: 2 * 128 * 127 < 2^15.
 template <int BITS>
 struct GroupCodes {
-    static constexpr int RAISED = 0;
     __m512i codes[8];
     __mmask64 negative[8];
 
@@ -138,25 +198,22 @@ struct GroupCodes {
     }
 };
 
-#endif
-
 template <int R, bool MINIMUM, int BITS>
-inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+inline void multiply(const Panel& w, const InputGroup* x, V* out) {
     __m512 sums[R];
     for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
-    constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : GroupCodes<BITS>::RAISED;
+    constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
     for (int g = 0; g < w.groups; g++) {
         const GroupCodes<BITS> codes(w.codes + g * 64 * BITS);
         const __m512 scale = _mm512_cvtph_ps(load256(w.scales + g * LANES));
         const __m512 minimum = MINIMUM ? _mm512_cvtph_ps(load256(w.minima + g * LANES)) : _mm512_setzero_ps();
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
-            const int8_t* x = q + r * stride + g * 2 * GROUP;
-            const GroupInfo& row = info[static_cast<int64_t>(r) * w.groups + g];
-            __m512i dots = codes.dot(-zero_point * row.code_sum, x);
+            const InputGroup& row = x[static_cast<int64_t>(r) * w.groups + g];
+            __m512i dots = codes.dot(zero_point * row.minus_sum, row.codes);
             float row_scale = row.scale;
-            if (row.fine) {
-                const __m512i fine = codes.dot(-zero_point * row.fine_sum, x + GROUP);
+            if (row.is_fine) {
+                const __m512i fine = codes.dot(-zero_point * row.fine_sum, row.fine);
                 dots = _mm512_add_epi32(_mm512_slli_epi32(dots, 4), fine);
                 row_scale *= 0.0625f;
             }
@@ -167,6 +224,8 @@ inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const Grou
     }
     for (int r = 0; r < R; r++) out[r] = {sums[r]};
 }
+
+#endif
 
 }  // namespace
 }  // namespace penstock

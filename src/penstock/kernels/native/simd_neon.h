@@ -123,11 +123,11 @@ inline void add_inputs(int32x4_t (*dots)[S], const int8_t* q, int64_t stride, co
 
 // Integer sums -> floats. Where a row has fine codes, `add_fine` sums their products, and all are in sixteenths: the unit returned.
 template <int R, int S, typename F>
-inline float finish_dots(const int32x4_t (*dots)[S], float32x4_t (*numbers)[S], const GroupInfo* info, int64_t info_stride,
+inline float finish_dots(const int32x4_t (*dots)[S], float32x4_t (*numbers)[S], const InputGroup* x, int64_t groups,
                          const F& add_fine) {
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) numbers[r][s] = as_floats(dots[r][s]);
-    if (!any_fine<R>(info, info_stride)) return 1.0f;
+    if (!any_fine<R>(x, groups)) return 1.0f;
     int32x4_t fine[R][S];
     add_fine(fine);
     for (int r = 0; r < R; r++)
@@ -138,36 +138,37 @@ inline float finish_dots(const int32x4_t (*dots)[S], float32x4_t (*numbers)[S], 
 // Outputs [4 first, 4 (first + S)) of a panel, for R rows. The next panel is fetched into the first or second cache meanwhile:
 // the processor does not look far enough ahead by itself.
 template <int R, int S, bool MINIMUM, int BITS, int CACHE>
-inline void multiply_part(const Panel& w, int first, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+inline void multiply_part(const Panel& w, int first, const InputGroup* x, V* out) {
     float32x4_t sums[R][S];
     for (int r = 0; r < R; r++)
         for (int s = 0; s < S; s++) sums[r][s] = vdupq_n_f32(0.0f);
     const uint8_t* codes = w.codes + first * 16;
     constexpr int group_bytes = 64 * BITS + 32 * (MINIMUM ? 2 : 1);
     const uint8_t* next = w.codes + static_cast<int64_t>(w.groups) * group_bytes;
-    const auto dot_group = [&](int32x4_t(*dots)[S], const int8_t* x) {
-        add_inputs<R, S>(dots, x, stride, [&](int j, int s) {
+    const int64_t groups = w.groups, stride = groups * static_cast<int64_t>(sizeof(InputGroup));
+    const auto dot_group = [&](int32x4_t(*dots)[S], const int8_t* q) {
+        add_inputs<R, S>(dots, q, stride, [&](int j, int s) {
             const uint8x16_t own = vld1q_u8(codes + j * 64 + s * 16);
             return vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(own, vdupq_n_u8(15)) : own);
         });
-        add_inputs<R, S>(dots, x + 16, stride, [&](int j, int s) {
+        add_inputs<R, S>(dots, q + 16, stride, [&](int j, int s) {
             const uint8x16_t own = vld1q_u8(codes + (BITS == 4 ? j : j + 4) * 64 + s * 16);
             return vreinterpretq_s8_u8(BITS == 4 ? vshrq_n_u8(own, 4) : own);
         });
     };
     constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
-    for (int g = 0; g < w.groups; g++, codes += 64 * BITS, q += 2 * GROUP, info++, next += group_bytes) {
+    for (int g = 0; g < groups; g++, codes += 64 * BITS, x++, next += group_bytes) {
         if (first == 0)
             for (int line = 0; line < group_bytes; line += 64) __builtin_prefetch(next + line, 0, 4 - CACHE);
         int32x4_t dots[R][S];
         for (int r = 0; r < R; r++)
-            for (int s = 0; s < S; s++) dots[r][s] = vdupq_n_s32(MAGIC - zero_point * info[r * w.groups].code_sum);
-        dot_group(dots, q);
+            for (int s = 0; s < S; s++) dots[r][s] = vdupq_n_s32(MAGIC + zero_point * x[r * groups].minus_sum);
+        dot_group(dots, x->codes);
         float32x4_t numbers[R][S];
-        const float unit = finish_dots<R, S>(dots, numbers, info, w.groups, [&](int32x4_t(*fine)[S]) {
+        const float unit = finish_dots<R, S>(dots, numbers, x, groups, [&](int32x4_t(*fine)[S]) {
             for (int r = 0; r < R; r++)
-                for (int s = 0; s < S; s++) fine[r][s] = vdupq_n_s32(MAGIC - zero_point * info[r * w.groups].fine_sum);
-            dot_group(fine, q + GROUP);
+                for (int s = 0; s < S; s++) fine[r][s] = vdupq_n_s32(MAGIC - zero_point * x[r * groups].fine_sum);
+            dot_group(fine, x->fine);
         });
 #pragma GCC unroll 4
         for (int s = 0; s < S; s++) {
@@ -175,7 +176,7 @@ inline void multiply_part(const Panel& w, int first, const int8_t* q, int64_t st
             const float32x4_t minimum = MINIMUM ? widen_f16(vld1_u16(w.minima + g * LANES + 4 * (first + s))) : scale;
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
-                const GroupInfo& row = info[r * w.groups];
+                const InputGroup& row = x[r * groups];
                 sums[r][s] = vfmaq_f32(sums[r][s], numbers[r][s], vmulq_n_f32(scale, unit * row.scale));
                 if (MINIMUM) sums[r][s] = vfmaq_n_f32(sums[r][s], minimum, row.sum);
             }
@@ -186,12 +187,11 @@ inline void multiply_part(const Panel& w, int first, const int8_t* q, int64_t st
 }
 
 template <int R, bool MINIMUM, int BITS>
-inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+inline void multiply(const Panel& w, const InputGroup* x, V* out) {
     constexpr int S = R <= 2 ? 4 : 2;  // as many sums as there are registers for
     const bool small = w.groups * 64 * BITS <= 8192;
     for (int first = 0; first < 4; first += S)
-        small ? multiply_part<R, S, MINIMUM, BITS, 1>(w, first, q, stride, info, out)
-              : multiply_part<R, S, MINIMUM, BITS, 2>(w, first, q, stride, info, out);
+        small ? multiply_part<R, S, MINIMUM, BITS, 1>(w, first, x, out) : multiply_part<R, S, MINIMUM, BITS, 2>(w, first, x, out);
 }
 
 }  // namespace

@@ -68,17 +68,16 @@ inline void transpose(const float* const* keys, int n, float* out) {
 
 // R rows times 16 outputs. Every path does the same arithmetic in the same order: integers within a group, then groups in order.
 template <int R, bool MINIMUM, int BITS>
-inline void multiply(const Panel& w, const int8_t* q, int64_t stride, const GroupInfo* info, V* out) {
+inline void multiply(const Panel& w, const InputGroup* x, V* out) {
     for (int r = 0; r < R; r++) out[r] = all(0.0f);
     for (int g = 0; g < w.groups; g++) {
         const V scale = load_f16(w.scales + g * LANES);
         for (int r = 0; r < R; r++) {
-            const int8_t* x = q + r * stride + g * 2 * GROUP;
-            const GroupInfo& row = info[r * w.groups + g];
-            const auto input = [&](int k) { return 16 * x[k] + x[GROUP + k]; };
+            const InputGroup& row = x[r * w.groups + g];
+            const auto input = [&](int k) { return 16 * row.codes[k] + row.fine[k]; };
             V dots;
             for (int n = 0; n < LANES; n++) {
-                int32_t dot = BITS == 4 && !MINIMUM ? -8 * (16 * row.code_sum + row.fine_sum) : 0;
+                int32_t dot = BITS == 4 && !MINIMUM ? 8 * (16 * row.minus_sum - row.fine_sum) : 0;
                 for (int j = 0; j < 4; j++)
                     for (int b = 0; b < 4; b++) {
                         const int32_t x0 = input(4 * j + b), x1 = input(16 + 4 * j + b);
