@@ -78,6 +78,16 @@ def test_long_spans_have_tables_and_tiles_behind_those_of_others() -> None:
     assert columns.long_tiles.tolist() == [[2, 8, 8, 2], [2, 0, 0, 8]]
 
 
+def test_columns_begin_where_kernels_need_no_other_code() -> None:
+    for counts in ([1, 1, 5, 1], [1, 7], [3, 1, 1, 1, 9]):
+        starts = np.arange(len(counts))
+        batch = Batch(starts, np.array(counts), np.arange(8 * len(counts), dtype=np.int32).reshape(len(counts), 8))
+        columns = upload_columns(batch, SIZE, CPU, groups=2, tile=8, kv_heads=2, long_from=6)
+        found = [columns.positions, columns.slots[0], columns.slots[1], columns.rows, columns.lengths, columns.tiles]
+        found += [columns.long_tiles, columns.stride, columns.tables]
+        assert [column.storage_offset() % 4 for column in found] == [0] * len(found)
+
+
 def test_long_spans_need_not_begin_their_text() -> None:
     batch = Batch(np.array([0, 7]), np.array([9, 8]), np.arange(1, 9, dtype=np.int32).reshape(2, 4))
     assert upload_columns(batch, SIZE, CPU, tile=8, kv_heads=2, long_from=8).long == [(0, 9, 0, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from penstock.model.batch import Batch
 from penstock.model.upload import upload
 
 MAX_SPLITS = 64
+ALIGNED = 4  # numbers in int32: 16 bytes
 
 
 class LongChunk(NamedTuple):
@@ -115,11 +117,10 @@ def upload_columns(
     wanted = batch.wanted[order] == 1
     last_rows, last_lengths = np.where(wanted, (first + counts - 1)[order], -1), np.where(wanted, (starts + counts)[order], 0)
     picked = last_rows[wanted]
+    spare = -len(positions) % ALIGNED
+    slots = np.pad(slots, ((0, 0), (0, spare)), constant_values=-1)  # each row of it is a column, too
     parts = [positions, slots, first[decodes], lengths, tiles, long_tiles, np.array([tables.shape[1]]), tables]
-    parts += [last_rows, last_lengths, picked]
-    sizes = [part.size for part in parts]
-    flat = upload(np.concatenate([part.ravel() for part in parts]).astype(np.int32, copy=False), device)
-    on_device = torch.split(flat, sizes)
+    on_device = _upload_aligned([*parts, last_rows, last_lengths, picked], device)
     splits = choose_splits(len(decodes), int(lengths.max()), kv_heads) if len(decodes) else 1
     last = None
     if (batch.wanted <= 1).all() and len(picked) < len(positions):
@@ -127,7 +128,7 @@ def upload_columns(
         last = LastRows(on_device[8], on_device[9], on_device[10].long(), last_splits)
     return PassColumns(
         positions=on_device[0],
-        slots=on_device[1].view(groups, -1),
+        slots=on_device[1].view(groups, -1)[:, : len(positions)],
         rows=on_device[2],
         lengths=on_device[3],
         tiles=on_device[4].view(-1, 4),
@@ -139,6 +140,16 @@ def upload_columns(
         groups=groups,
         last=last,
     )
+
+
+def _upload_aligned(columns: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Columns in int32, in one copy. Each begins where Triton's kernels expect it: for other places they are compiled again."""
+    begins = list(accumulate((-(-column.size // ALIGNED) * ALIGNED for column in columns), initial=0))
+    host = np.zeros(begins[-1], dtype=np.int32)
+    for begin, column in zip(begins, columns, strict=False):
+        host[begin : begin + column.size] = column.ravel()
+    flat = upload(host, device)
+    return [flat[begin : begin + column.size] for begin, column in zip(begins, columns, strict=False)]
 
 
 def positions_and_slots(batch: Batch, block_size: int, groups: int = 1) -> tuple[np.ndarray, np.ndarray]:
