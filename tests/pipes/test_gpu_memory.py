@@ -35,7 +35,10 @@ def test_kv_gets_what_the_largest_pass_leaves(
     caplog.set_level("INFO", "penstock.memory")
     found = manager.load(str(tmp_path), dtype="float32", device=device.type, segments=[(0, 2), (2, LAYERS)])
     footprint = manager.footprint(found)
-    blocks = min(footprint.max_blocks, footprint.min_blocks + (1 << 22) // (footprint.kv_block * (LAYERS + 1)))  # one gathers
+    size = (1 << 22) + footprint.min_blocks * footprint.kv_block * LAYERS
+    blocks = min(footprint.max_blocks, footprint.blocks_within(size, LAYERS))
+    assert footprint.text_block > 0  # a pass brings the KV of a text side by side
+    assert footprint.kv(LAYERS, blocks) <= size
     groups = found.spec.kv_groups
     assert [one.kv_blocks for one in found.segments] == [groups.rows_within(one.layers, blocks) for one in found.segments]
     tokens = min(one.kv_blocks for one in found.segments) * config.block_size

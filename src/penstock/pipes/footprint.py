@@ -16,6 +16,7 @@ class Footprint:
     loading: extra memory while loading, for a tensor's copy in another layout.
     activations: of the largest pass.
     mask_block: of a pass's attention masks, for each block of KV that a sequence has.
+    text_block: ... and of a copy of the KV of one layer, where a pass brings that of a text side by side.
     gathered_layers: whose KV a pass copies; 0 where attention reads it in place.
     """
 
@@ -26,6 +27,7 @@ class Footprint:
     loading: int = 0
     activations: int = 0
     mask_block: int = 0
+    text_block: int = 0
     gathered_layers: int = GATHERED_LAYERS
     context_blocks: int  # of KV that one sequence can use
     min_blocks: int  # of KV for each layer
@@ -38,13 +40,15 @@ class Footprint:
 
     def kv(self, layers: int, blocks: int) -> int:
         """KV of these layers, with what a pass over all of it needs."""
-        return blocks * self.kv_block * (layers + self.gathered_layers) + min(blocks, self.context_blocks) * self.mask_block
+        of_text = self.mask_block + self.text_block
+        return blocks * self.kv_block * (layers + self.gathered_layers) + min(blocks, self.context_blocks) * of_text
 
     def blocks_within(self, size: int, layers: int) -> int:
         """The most blocks whose `kv` fits this size."""
         each = self.kv_block * (layers + self.gathered_layers)
-        within = max(0, size) // (each + self.mask_block)
-        return within if within <= self.context_blocks else (size - self.context_blocks * self.mask_block) // each
+        of_text = self.mask_block + self.text_block
+        within = max(0, size) // (each + of_text)
+        return within if within <= self.context_blocks else (size - self.context_blocks * of_text) // each
 
     def minimum(self, layers: int, *, ends: bool, kv_memory: int | None = None) -> int:
         """The smallest budget that holds these layers."""

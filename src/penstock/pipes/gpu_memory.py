@@ -44,9 +44,10 @@ def give_rest_to_kv(
     run_largest_pass(spec, segments, ends, tokens=config.max_pass_tokens, rows=config.max_sequences, block=config.block_size)
     for device in dict.fromkeys(segment.device for segment in segments):
         own = [segment for segment in segments if segment.device == device]
-        each = footprint.kv_block * (sum(segment.layers.size for segment in own) + footprint.gathered_layers)
+        layers = sum(segment.layers.size for segment in own)
         # what the pass has used stays with torch, and so is not counted
-        fitting = blocks + within_share(untaken_memory(device), device, config.gpu_memory) // each
+        rest = within_share(untaken_memory(device), device, config.gpu_memory)
+        fitting = max(blocks, footprint.blocks_within(rest + blocks * footprint.kv_block * layers, layers))
         allocate_kv(own, min(fitting, footprint.max_blocks), least=MIN_BLOCKS)
         tokens = min(segment.kv_blocks for segment in own) * config.block_size
         logger.info("%s: KV memory for %d tokens on %s (gpu_memory = %g)", name, tokens, device, config.gpu_memory)

@@ -183,8 +183,8 @@ class ModelManager:
             loading=2 * size * max(math.prod(shape) for i in range(spec.num_layers) for shape in layer_shapes(spec, i).values()),
             activations=logits + unpacked + tokens * (spec.hidden * (3 * 4 + size) + (heads + 3 * inner) * size),
             mask_block=0 if in_place else tokens * config.block_size * size,
-            # there, long chunks bring the KV of their texts side by side, in the numbers that are computed in
-            gathered_layers=GATHERED_LAYERS if not in_place or config.kv_dtype != "auto" else 1,
+            text_block=config.block_size * spec.kv_width * size if in_place else 0,
+            gathered_layers=0 if in_place else GATHERED_LAYERS,
             context_blocks=context,
             min_blocks=min(context, -(-DEFAULT_KV_TOKENS // config.block_size)) + 1,
             max_blocks=context * config.max_sequences,
