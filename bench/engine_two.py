@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 
@@ -33,6 +34,7 @@ from penstock.domain.part_times import format_part_times
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
+from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.routing.config import RoutingConfig
 from penstock.model.spec import ModelSpec, spec_from_config
 from penstock.network import codec
@@ -68,7 +70,7 @@ class Node:
         spec, cuts = args.spec, args.cuts
         own = cuts[NODES.index(name)]
         _, segments, ends = make_parts(args, [own])
-        config = EngineConfig(time_parts=True).on(torch.device(args.device).type)
+        config = EngineConfig(time_parts=True, window=args.window).on(torch.device(args.device).type)
         metas = tuple(
             MetaModel(
                 node=node,
@@ -108,12 +110,10 @@ class Node:
             routing=RoutingConfig(width=spec.hidden),
             device=args.device,
         )
+        receiver = JobReceiver(partial(codec.decode, sealed=self.router.seals), {args.shape: self.engine}, self._wire.send)
         self.engine.start()
-        self.router.start(self._on_message, lambda: None)
+        self.router.start(receiver.on_message, lambda: None)
         self.router.publish(name.encode())
-
-    def _on_message(self, sender: str, data: bytes) -> None:
-        self.engine.deliver(sender, codec.decode(data, sealed=self.router.seals), len(data))
 
     def _on_lost(self, node: str, message: object) -> None:
         self.engine.on_unsent(node, message)  # type: ignore[arg-type]
@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--kernels", choices=("torch", "triton"))
     parser.add_argument("--wire", choices=("float32", "bfloat16", "int8"), default="bfloat16", help="format of hidden states")
+    parser.add_argument("--window", type=int, metavar="N", help="NetworkJobs in flight; default: what the engine measures")
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)

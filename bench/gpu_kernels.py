@@ -1,21 +1,26 @@
-"""The Triton kernels alone, on a CUDA card: products by kind and rows, experts, and sampling.
+"""The Triton kernels alone, on a CUDA card: attention, products by kind and rows, experts, and sampling.
 
-    python bench/gpu_kernels.py
+    python bench/gpu_kernels.py            # or some of them: attention sampling products experts
 
 Shapes are those of Llama-3.1-8B, Qwen3-30B-A3B (experts) and a vocabulary of 128,256. Weights are random, and so many copies of
-them that no cache holds them. A time is the best of six runs of a CUDA graph; bandwidth counts the bytes of the weights alone.
+them that no cache holds them. A time is the best of six runs of a CUDA graph; bandwidth counts the bytes of the weights alone, or
+of keys and values.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import triton
 
+from penstock.kernels.triton.attention import Paged, attend_chunks, attend_decodes, attend_long, chunk_tokens
 from penstock.kernels.triton.experts import CardExperts
 from penstock.kernels.triton.products import FP8, CardWeight, product
 from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose, refine
+from penstock.model.triton.columns import choose_splits, cut_into_tiles
 
 CARD = torch.device("cuda")
 SHAPES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336), "head": (128256, 4096)}
@@ -24,6 +29,7 @@ ROWS = (1, 8, 64, 256)
 HIDDEN, INNER, EXPERTS, PER_TOKEN = 2048, 768, 128, 8
 VOCAB = 128256
 BEYOND_CACHES = 300e6  # bytes
+HEADS, KV_HEADS, HEAD_DIM, BLOCK = 32, 8, 128, 16
 
 
 def random_weight(kind: str, outputs: int, inputs: int, *experts: int) -> CardWeight:
@@ -62,6 +68,46 @@ def seconds(run: Callable[[int], object], copies: int) -> float:
 
 def figure(time: float, size: float) -> str:
     return f"{time * 1e6:.1f} us, {size / time / 1e12:.2f} TB/s"
+
+
+def paged(texts: int, length: int, dtype: torch.dtype) -> Paged:
+    """Keys and values of some texts, in blocks that lie anywhere."""
+    blocks = length // BLOCK
+    kv = torch.randn((texts * blocks + 1) * BLOCK, 2, KV_HEADS, HEAD_DIM, device=CARD, dtype=torch.bfloat16).to(dtype)
+    tables = torch.randperm(texts * blocks, device=CARD).int() + 1
+    return Paged(kv, tables, torch.tensor([blocks], dtype=torch.int32, device=CARD), BLOCK)
+
+
+def measure_attention() -> None:
+    def queries(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        qkv = torch.randn(rows, HEADS + 2 * KV_HEADS, HEAD_DIM, device=CARD, dtype=torch.bfloat16)
+        return qkv[:, :HEADS], torch.empty(rows, HEADS * HEAD_DIM, device=CARD, dtype=torch.bfloat16)
+
+    print("\n| a chunk | side by side | over pages |\n|---|---|---|")
+    for n, start in ((256, 8192), (4096, 0), (4096, 4096), (4096, 126976)):
+        text, (q, out) = paged(1, start + n, torch.bfloat16), queries(n)
+        tiles = cut_into_tiles(np.array([start]), np.array([n]), np.zeros(1, dtype=int), 0, chunk_tokens(HEADS, KV_HEADS))
+        pieces = torch.from_numpy(tiles.astype(np.int32)).to(CARD)
+        work = 4 * HEADS * HEAD_DIM * (n * start + n * n / 2)
+        found = []
+        for run in (
+            lambda _, a=(q, text), start=start, out=out: attend_long(*a, 0, start, out),
+            lambda _, a=(q, text, pieces, out): attend_chunks(*a),
+        ):
+            time = seconds(run, 2)
+            found.append(f"{time * 1e3:.2f} ms, {work / time / 1e12:.0f} TFLOP/s")
+        print(f"| {n:,} tokens behind {start:,} | " + " | ".join(found) + " |", flush=True)
+    print("\n| single tokens | bf16 | fp8 |\n|---|---|---|")
+    for texts, length in ((64, 2048), (1, 131072)):
+        found = []
+        for dtype in (torch.bfloat16, FP8):
+            text, (q, out) = paged(texts, length, dtype), queries(texts)
+            rows = torch.arange(texts, dtype=torch.int32, device=CARD)
+            lengths = torch.full((texts,), length, dtype=torch.int32, device=CARD)
+            splits = choose_splits(texts, length, KV_HEADS)
+            time = seconds(lambda _, a=(q, text, rows, lengths, out), splits=splits: attend_decodes(*a, splits=splits), 8)
+            found.append(figure(time, text.kv.nbytes))
+        print(f"| {texts} of texts of {length:,} | " + " | ".join(found) + " |", flush=True)
 
 
 def measure_products() -> None:
@@ -133,7 +179,12 @@ def measure_sampling() -> None:
 
 
 if __name__ == "__main__":
+    parts = {
+        "attention": measure_attention,
+        "sampling": measure_sampling,
+        "products": measure_products,
+        "experts": measure_experts,
+    }
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
-    measure_sampling()
-    measure_products()
-    measure_experts()
+    for name in sys.argv[1:] or parts:
+        parts[name]()

@@ -153,6 +153,30 @@ def nodes() -> Drawing:
     return drawing
 
 
+def gpu() -> Drawing:
+    found = results("gpu")
+    kinds = {"bf16": BLUE, "fp8": TEAL, "int4": AMBER, "transformers": GREY}
+    drawing = Drawing(860, 330, "Tokens per second of an 8B model on an H200: Penstock in three precisions, and transformers")
+    cases = [
+        ("One answer", "1 ", 400),
+        ("64 answers at once", "64 ", 16_000),
+        ("A prompt of 8,192 tokens", "prefill 8192", 80_000),
+    ]
+    for i, (title, case, top) in enumerate(cases):
+        plot = Plot(drawing, 10 + 285 * i, 10, 270, 270, title, top)
+        rows = [next(row for row in found[kind]["rows"] if row["case"].startswith(case)) for kind in kinds]
+        speeds = [[row["tokens_per_s"] * statistics.median(row["seconds"]) / took for took in row["seconds"]] for row in rows]
+        plot.bars([speeds], list(kinds.values()))
+        plot.caption("tokens per second")
+    names = ["Penstock, bf16", "Penstock, fp8", "Penstock, 4 bits", "transformers, bf16"]
+    legend(drawing, 66, 298, list(zip(names, kinds.values(), strict=True)))
+    about = (
+        f"bench/engine.py and engine_transformers.py, {found['bf16']['date'][:10]}, one {found['bf16']['device']}, random weights"
+    )
+    drawing.text(66, 320, about, size=11, color=SOFT)
+    return drawing
+
+
 def leaks() -> Drawing:
     found = results("audit")
     drawing = Drawing(860, 320, "Share of tokens that a peer with the weights recovers, by the number of layers kept at home")
@@ -191,7 +215,7 @@ def leaks() -> Drawing:
     return drawing
 
 
-PLOTS = {"compare.svg": compare, "nodes.svg": nodes, "leaks.svg": leaks}
+PLOTS = {"compare.svg": compare, "gpu.svg": gpu, "nodes.svg": nodes, "leaks.svg": leaks}
 
 
 def main() -> None:
