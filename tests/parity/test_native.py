@@ -18,6 +18,7 @@ from test_real_model import (
     META,
     SEGMENTS,
     SETUPS,
+    SOME,
     WHOLE,
     Answer,
     Setup,
@@ -84,12 +85,16 @@ def generate(llm: LLM, setup: Setup, answers: Sequence[Answer]) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def lonely() -> dict[str, list[int]]:
-    """The tokens of every prompt, alone and in one piece."""
-    setup = replace(short(Setup(False, WHOLE, False, False, 1, EVERY)), new_tokens=FULL)
-    with LLM(META["model"], device="cpu", kv_memory=AMPLE, chunk=setup.chunk, prefix_cache=False) as llm:
+    """The tokens of every prompt, alone and in one piece: as many as a setup asks for."""
+    every = short(Setup(False, WHOLE, False, False, 1, EVERY))
+    others = tuple(name for name in every.prompts if name not in SOME)
+    found: dict[str, list[int]] = {}
+    with LLM(META["model"], device="cpu", kv_memory=AMPLE, chunk=every.chunk, prefix_cache=False) as llm:
         assert llm.dtype == "q4_1"
-        results = generate(llm, setup, setup.answers)
-    return {name: result.outputs[0].token_ids for name, result in zip(setup.prompts, results, strict=True)}
+        for setup in (replace(every, prompts=SOME, new_tokens=FULL), replace(every, prompts=others)):
+            results = generate(llm, setup, setup.answers)
+            found |= {name: result.outputs[0].token_ids for name, result in zip(setup.prompts, results, strict=True)}
+    return found
 
 
 @pytest.mark.slow

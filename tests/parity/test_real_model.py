@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from tests.hardware import needs_bf16
 from tests.memory import release_memory
+from tiny_models import LAYERS, VOCAB, Kind, judged, make
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
@@ -111,15 +112,18 @@ SOME = ("one digit", "white space", "story", "question", "shell", "chinese", "js
 
 QUICK = Setup(False, 16, True, False, 1, FEW)  # the one that runs every time
 FULL = META["new_tokens"]
-SETUPS = (
+REAL = (  # with the default model
     Setup(True, WHOLE, False, False, 1, EVERY, FULL),
     QUICK,
+    Setup(True, 20, True, True, 2, SOME, FULL),
+    Setup(True, 48, True, False, 3, (*FEW, "python", "table", "chinese", "white space", "repeated word", "long squares")),
+)
+SETUPS = (  # with a tiny one
+    *REAL,
     Setup(False, WHOLE, False, False, 2, FEW),
     Setup(False, 24, False, False, 3, ("sql", "russian", "chat turns", "repeated sentence")),
-    Setup(True, 20, True, True, 2, SOME, FULL),
     Setup(True, WHOLE, True, True, 3, SOME, FULL),
     Setup(True, 64, False, True, 1, SOME, FULL),
-    Setup(True, 48, True, False, 3, (*FEW, "python", "table", "chinese", "white space", "repeated word", "long squares")),
 )
 
 
@@ -163,8 +167,9 @@ def excuses(answers: Sequence[Answer], outputs: Sequence[Sequence[int]]) -> list
     return excused
 
 
-def generate(llm: LLM, setup: Setup, answers: Sequence[Answer]) -> list[Any]:
-    prompts, greedy = [answer.prompt for answer in answers], SamplingParams(temperature=0, max_tokens=setup.new_tokens)
+def generate(llm: LLM, setup: Setup, answers: Sequence[Answer], **more: Any) -> list[Any]:
+    prompts = [answer.prompt for answer in answers]
+    greedy = SamplingParams(temperature=0, max_tokens=setup.new_tokens, **more)
     if setup.together:
         begin_when_submitted(llm, len(prompts))
         return llm.generate(prompts, greedy, use_tqdm=False)
@@ -185,7 +190,7 @@ def begin_when_submitted(llm: LLM, jobs: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "setup", [pytest.param(setup, marks=[] if setup is QUICK else pytest.mark.slow, id=str(setup)) for setup in SETUPS]
+    "setup", [pytest.param(setup, marks=[] if setup is QUICK else pytest.mark.slow, id=str(setup)) for setup in REAL]
 )
 def test_the_tokens_are_those_of_transformers(setup: Setup) -> None:
     answers = setup.answers
@@ -217,6 +222,46 @@ def test_the_tokens_are_those_of_transformers(setup: Setup) -> None:
         assert alone[1].outputs[0].token_ids == alone[0].outputs[0].token_ids
     else:
         assert cached == whole_blocks
+
+
+# ---- the same of a tiny model, in every setup ----
+
+CUTS = {1: None, 2: [(0, 1), (1, 4)], 3: [(0, 1), (1, 2), (2, 4)]}
+LONGEST = 200  # tokens of a prompt
+TINY_BLOCK = 16 * 2 * 2 * 16 * LAYERS * 4  # bytes of 16 tokens' keys and values
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The model's folder, and transformers' idea of it."""
+    folder = tmp_path_factory.mktemp("tiny")
+    return folder, make(Kind("llama", {"max_position_embeddings": 512}), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", SETUPS, ids=str)
+def test_a_tiny_model_chooses_what_transformers_does(setup: Setup, tiny: tuple[Path, Any]) -> None:
+    folder, reference = tiny
+    prompts = [[token % VOCAB for token in ANSWERS[name].prompt[:LONGEST]] for name in setup.prompts]
+    answers = [Answer(name, prompt, [], []) for name, prompt in zip(setup.prompts, prompts, strict=True)]
+    with LLM(
+        str(folder),
+        dtype="float32",
+        device="cpu",
+        segments=CUTS[setup.segments],
+        kv_memory=(12 if setup.preempted else 600) * TINY_BLOCK,
+        chunk=setup.chunk,
+        prefix_cache=setup.prefix_cache,
+    ) as llm:
+        runs = [generate(llm, setup, answers, ignore_eos=True) for _ in range(1 + setup.prefix_cache)]
+        assert (llm.engine.sequences.preemptions > 0) == setup.preempted
+    for results in runs:
+        for prompt, result in zip(prompts, results, strict=True):
+            output = result.outputs[0].token_ids
+            assert len(output) == setup.new_tokens
+            logits = judged(reference, [*prompt, *output[:-1]])[len(prompt) - 1 :]
+            chosen = logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
+            assert float((logits.max(dim=-1).values - chosen).max()) < NEAR_TIE
 
 
 @pytest.mark.parametrize(
