@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compare_tables import Results, all_tables, notes
-from rivals import SCRATCH
+from rivals import SCRATCH, has_bf16
 from systems import SYSTEMS
 from tables import markdown
 from worker import Batch, Failure, Model, Sample, Worker
@@ -240,6 +240,8 @@ def main() -> None:
     if most := args.tokens or (QUICK_TOKENS if args.quick else None):
         cases = [dataclasses.replace(case, new_tokens=min(case.new_tokens, most)) for case in cases]
     wanted = [name for name, entry in SYSTEMS.items() if args.rivals or entry.environment is None]
+    if has_bf16():  # what computes in fp32 is the harder rival only where bf16 is emulated
+        wanted = [name for name in wanted if not name.endswith("-fp32")]
     systems = _chosen("system", list(SYSTEMS), wanted, args.systems)
 
     from penstock.cli.machine.hardware import cores

@@ -55,7 +55,7 @@ def ratio_table(results: Results) -> Table:
             line = [f"`{ours}` ÷ `{rival}`"]
             for name, case in cases.items():
                 ratios = [a / b for a, b in zip(_speeds(case, ours), _speeds(case, rival), strict=False)]
-                least = targets.get((name, rival))
+                least = targets.get((name, rival.removesuffix("-fp32")))
                 verdict = f", aim ≥ {least:g} {mark(statistics.median(ratios) >= least)}" if least and ratios else ""
                 line.append(spread(ratios, ".2f", "×") + verdict)
             table.append(line)

@@ -151,17 +151,28 @@ class LlamaCpp:
         return target
 
 
-def vllm_dtype() -> str:
-    """bf16 where the processor has instructions for it. Elsewhere vLLM ends with an illegal one, and takes seconds for a token in
-    fp16."""
+def _has_flag(flags: str) -> bool:
     known = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-    return "bfloat16" if re.search(r"\b(avx512f|bf16)\b", known) else "float32"
+    return re.search(rf"\b({flags})\b", known) is not None
+
+
+def has_bf16() -> bool:
+    """Whether the processor multiplies bf16 itself."""
+    return _has_flag("amx_bf16|avx512_bf16|bf16")
+
+
+def vllm_dtype() -> str:
+    """bf16 where vLLM has code for it. Elsewhere it ends with an illegal instruction, and takes seconds for a token in fp16."""
+    return "bfloat16" if _has_flag("avx512f|bf16") else "float32"
 
 
 class Vllm:
-    """vLLM's CPU build in one process, compiled as it is by default, without its prefix cache."""
+    """vLLM's CPU build in one process, compiled as it is by default, without its prefix cache.
 
-    def __init__(self, model: Model, threads: int) -> None:
+    dtype: "auto" for bf16 where the processor can run vLLM's.
+    """
+
+    def __init__(self, dtype: str, model: Model, threads: int) -> None:
         os.environ |= {
             "VLLM_CPU_KVCACHE_SPACE": "4",  # GiB: what the largest case fills, and more
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -173,7 +184,7 @@ class Vllm:
 
         self._llm = LLM(
             str(model.folder),
-            dtype=vllm_dtype(),
+            dtype=vllm_dtype() if dtype == "auto" else dtype,
             max_model_len=CONTEXT,
             max_num_seqs=64,
             enable_prefix_caching=False,

@@ -60,10 +60,9 @@ class Penstock:
 class Generate:
     """transformers, one static batch. Prompts have one length, so left padding has nothing to fill and costs nothing."""
 
-    about = "bfloat16"
-
-    def __init__(self, model: Model, threads: int) -> None:
-        self._model = _transformers_model(model.folder)
+    def __init__(self, dtype: str, model: Model, threads: int) -> None:
+        self._model = _transformers_model(model.folder, dtype)
+        self.about = dtype
 
     def run(self, batch: Batch) -> Sample:
         import torch
@@ -106,7 +105,7 @@ class Continuous:
             max_batch_tokens=4096,  # the prompts of 64 requests in one step
             max_requests_per_batch=64,
         )
-        self._manager = _transformers_model(model.folder).init_continuous_batching(
+        self._manager = _transformers_model(model.folder, self.about).init_continuous_batching(
             GenerationConfig(do_sample=False, eos_token_id=-1), continuous_batching_config=settings
         )
         self._manager.warmup()
@@ -136,13 +135,13 @@ class Continuous:
         self._manager.stop(block=True, timeout=5, hard_stop=True)
 
 
-def _transformers_model(folder: Path) -> Any:
+def _transformers_model(folder: Path, dtype: str) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="sdpa").eval()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +158,14 @@ class Entry:
 SYSTEMS = {
     "penstock": Entry(lambda model, threads: Penstock(model.name)),
     "penstock-bf16": Entry(lambda model, threads: Penstock(str(model.folder))),
-    "generate": Entry(Generate),
+    "generate": Entry(partial(Generate, "bfloat16")),
+    "generate-fp32": Entry(partial(Generate, "float32")),
     "continuous": Entry(Continuous),
     "llama.cpp": Entry(partial(LlamaCpp, ""), LLAMA_CPP),
     "llama.cpp-q4_0": Entry(partial(LlamaCpp, "q4_0"), LLAMA_CPP),
     "llama.cpp-q8_0": Entry(partial(LlamaCpp, "q8_0"), LLAMA_CPP),
-    "vllm": Entry(Vllm, VLLM),
+    "vllm": Entry(partial(Vllm, "auto"), VLLM),
+    "vllm-fp32": Entry(partial(Vllm, "float32"), VLLM),
 }
 
 

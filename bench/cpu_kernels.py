@@ -1,6 +1,6 @@
 """Measure the native kernels: how fast they read packed weights for one row, and compute for many.
 
-    python bench/kernels.py [--threads N] [--seconds S]
+    python bench/cpu_kernels.py [--threads N] [--seconds S]
 
 Beside each figure stands its share of what copying memory reaches on as many threads, measured in the same run.
 """
