@@ -50,10 +50,15 @@ class Run:
 
 
 @contextmanager
-def fuzzed_server(folder: Path) -> Iterator[Server]:
-    """With a key, so that it shows who is let in without; with short answers; and with a place for files and batches."""
-    flags = ("--dtype", "float32", "--max-tokens", "4", "--kv-memory", "200MB", "--workspace", str(folder / "work"))
-    with running_server(*flags, "--log-level", "warning", PENSTOCK_API_KEY=KEY) as server:
+def fuzzed_server(folder: Path, model: Path) -> Iterator[Server]:
+    """With a key, so that it shows who is let in without; with short answers; and with a place for files and batches.
+
+    model: a small one, which goes by the name of the default one.
+    """
+    config = f'[aliases]\n"{MODEL}" = "{model}"\n'
+    flags = ("--model", str(model), "--dtype", "float32", "--kv-memory", "200MB", "--workspace", str(folder / "work"))
+    quiet = ("--max-tokens", "4", "--log-level", "warning")
+    with running_server(*flags, *quiet, config=config, PENSTOCK_API_KEY=KEY) as server:
         yield server
 
 
