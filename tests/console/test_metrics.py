@@ -41,8 +41,8 @@ def server(small_model: LoadedModel) -> Iterator[ServerThread]:
 
 
 def generate(server: ServerThread, stop: threading.Event) -> None:
-    body = {"model": "smollm2-135m", "prompt": "The sea is", "max_tokens": 100, "ignore_eos": True}
-    while not stop.is_set():
+    body = {"model": "smollm2-135m", "prompt": "The sea is", "max_tokens": 20, "ignore_eos": True}
+    while not stop.wait(0.5):
         httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
 
 

@@ -118,7 +118,7 @@ def test_while_a_mask_is_late_other_answers_go_on() -> None:
 
 @examples(
     few=12,
-    many=100,
+    many=50,
     network=networks(least_blocks=26),
     config=configs,
     faults=faults,

@@ -109,7 +109,7 @@ class Server:
 
 @examples(
     few=30,
-    many=150,
+    many=75,
     prompt=st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=12),
     sampling=st.builds(
         SamplingParams,

@@ -18,7 +18,7 @@ from tests.small_model import write_small_model
 
 pytestmark = pytest.mark.slow
 
-TOKENS = 120  # the same everywhere: what one test has asked the lone process, another need not ask again
+TOKENS = 80  # the same everywhere: what one test has asked the lone process, another need not ask again
 FEW = 16  # of the default model
 LONG = 16  # sentences: some 200 tokens, which are three or four chunks
 GENEROUS = 30.0  # seconds; pauses are aimed to be below two

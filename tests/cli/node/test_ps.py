@@ -76,7 +76,7 @@ def test_a_running_job_is_a_row_of_numbers(penstock_server: Server) -> None:
 
 @pytest.mark.slow
 def test_a_job_whose_prompt_is_still_read_says_so(penstock_server: Server) -> None:
-    with asking(penstock_server, "The river runs to the sea. " * 1000, max_tokens=1):
+    with asking(penstock_server, "The river runs to the sea. " * 300, max_tokens=1):
         while not penstock_server.jobs():
             time.sleep(0.02)
         row = ps(PENSTOCK_URL=penstock_server.url).stdout.splitlines()[-1]

@@ -155,7 +155,7 @@ class Play:
                 engine.turn()
 
 
-@examples(few=60, many=1000, script=st.lists(actions, max_size=60))
+@examples(few=60, many=500, script=st.lists(actions, max_size=60))
 def test_what_is_counted_is_what_is_in_memory_and_nothing_is_left_in_the_end(script: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.engine.inbox.MAX_PENDING_BYTES", LIMIT)

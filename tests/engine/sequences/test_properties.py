@@ -75,7 +75,7 @@ events = st.lists(
 
 @examples(
     few=50,
-    many=250,
+    many=100,
     config=configs,
     stages=st.integers(1, 3),
     blocks=st.integers(4, 20),

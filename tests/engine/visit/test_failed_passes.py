@@ -331,7 +331,7 @@ def sometimes(dice: Random) -> Fails:
 
 @examples(
     few=15,
-    many=100,
+    many=50,
     network=layouts.networks(most_nodes=3, most_layers=4, origins=2),
     config=layouts.configs,
     jobs=st.lists(

@@ -146,7 +146,7 @@ def _seen(updates: list[JobUpdate]) -> list[Any]:
 
 @examples(
     few=20,
-    many=150,
+    many=60,
     script=st.lists(events, min_size=1, max_size=12),
     way=st.sampled_from([(1, False), (1, True), (2, False)]),
     blocks=st.sampled_from([16, 24, 200]),
@@ -168,7 +168,7 @@ def test_all_clients_get_what_the_general_way_gives_them(
 
 @examples(
     few=20,
-    many=150,
+    many=60,
     script=st.lists(events, min_size=1, max_size=25),
     blocks=st.sampled_from([16, 24, 200]),
     ahead=st.booleans(),
