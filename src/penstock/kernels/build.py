@@ -33,6 +33,7 @@ FLAGS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-fno-strict-aliasing",
     "-Wall",
     "-Wextra",
     "-Wpedantic",

@@ -9,33 +9,75 @@ inline int first_key(const Attention& task, int position) {
     return task.window > 0 && position >= task.window ? position - task.window + 1 : 0;
 }
 
-inline const char* slot(const Attention& task, int position) {
-    const int64_t block = task.table[static_cast<int64_t>(position / task.block_size) * task.groups];
-    return task.kv + (block * task.block_size + position % task.block_size) * task.slot_bytes;
+// Where the keys are that queries see in a chunk: those of positions [start, end)
+struct KeysOfChunk {
+    const Attention& task;
+    int base, start, end;
+    const char* slots[KEY_CHUNK];
+
+    KeysOfChunk(const Attention& task, int chunk, int first, int last)
+        : task(task),
+          base(chunk * KEY_CHUNK),
+          start(first > base ? first : base),
+          end(last < base + KEY_CHUNK ? last : base + KEY_CHUNK) {
+        const int32_t* entry = task.table + static_cast<int64_t>(start / task.block_size) * task.groups;
+        for (int i = start, offset = start % task.block_size; i < end; entry += task.groups, offset = 0) {
+            const char* at = task.kv + (static_cast<int64_t>(*entry) * task.block_size + offset) * task.slot_bytes;
+            for (; offset < task.block_size && i < end; offset++, i++, at += task.slot_bytes) slots[i - base] = at;
+        }
+        fetch_ahead(first_block());
+    }
+
+    // A block begins at a multiple of 64; of its keys, those from from(block) to to(block) are seen.
+    int first_block() const { return start / KEY_BLOCK * KEY_BLOCK; }
+    int from(int block) const { return start > block ? start - block : 0; }
+    int to(int block) const { return end - block < KEY_BLOCK ? end - block : KEY_BLOCK; }
+    const char* const* of_block(int block) const { return slots + (block - base); }
+
+    // Ask for a block before it is used: its keys lie too far apart for the processor to guess which comes next.
+    void fetch_ahead(int block) const {
+        const int bytes = task.head_dim * (task.type == PS_TYPE_F32 ? 4 : 2);
+        for (int i = from(block); i < to(block); i++)
+            for (int b = 0; b < bytes; b += 64) {
+                __builtin_prefetch(of_block(block)[i] + b, 0, 2);
+                __builtin_prefetch(of_block(block)[i] + task.value_offset + b, 0, 2);
+            }
+    }
+};
+
+// Keys of 16 positions -> [head_dim][16], as floats
+inline void spread_keys(const Attention& task, const char* const* keys, float* out) {
+    const int dim = task.head_dim;
+    if (task.type == PS_TYPE_F32) return transpose(keys, dim, out);
+    uint16_t pairs[MAX_HEAD_DIM * LANES];
+    transpose(keys, dim / 2, pairs);
+    for (int d = 0; d + 2 <= dim; d += 2) {
+        V even, odd;
+        if (task.type == PS_TYPE_BF16)
+            load_pair_bf16(pairs + d * LANES, even, odd);
+        else
+            load_pair_f16(pairs + d * LANES, even, odd);
+        save(out + d * LANES, even);
+        save(out + (d + 1) * LANES, odd);
+    }
+    if (dim % 2)
+        for (int i = 0; i < LANES; i++) out[(dim - 1) * LANES + i] = widen(task.type, keys[i], dim - 1);
 }
 
-// Keys [first, end), at most 64, of which those below `start` are not read: keys [4][head_dim][16], values [64][padded]
-void load_block(const Attention& task, int first, int start, int end, float* keys, float* values) {
+// The keys at slots[from, to): keys [4][head_dim][16], values [64][padded], with zeros beside them up to a multiple of 16
+void load_block(const Attention& task, const char* const* slots, int from, int to, float* keys, float* values) {
+    static const float zeros[MAX_HEAD_DIM] = {};
     const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES));
-    float rows[LANES][MAX_HEAD_DIM];
-    for (int group = first; group < end; group += LANES) {
-        if (group + LANES <= start) continue;
-        const float* pointers[LANES];
+    for (int group = from / LANES * LANES; group < to; group += LANES) {
+        const char* own[LANES];
         for (int i = 0; i < LANES; i++) {
-            const int position = group + i;
-            pointers[i] = rows[i];
-            float* value = values + (position - first) * padded;
-            if (position < start || position >= end) {
-                memset(rows[i], 0, static_cast<size_t>(dim) * sizeof(float));
-                memset(value, 0, static_cast<size_t>(padded) * sizeof(float));
-                continue;
-            }
-            const char* at = slot(task, position);
-            widen_row(task.type, at, dim, rows[i]);
-            widen_row(task.type, at + task.value_offset, dim, value);
+            const bool inside = group + i >= from && group + i < to;
+            own[i] = inside ? slots[group + i] : reinterpret_cast<const char*>(zeros);
+            float* value = values + (group + i) * padded;
+            widen_row(task.type, inside ? own[i] + task.value_offset : own[i], dim, value);
             for (int d = dim; d < padded; d++) value[d] = 0.0f;
         }
-        transpose(pointers, dim, keys + (group - first) * dim);
+        spread_keys(task, own, keys + group * dim);
     }
 }
 
@@ -174,11 +216,11 @@ void attend(const Attention& task, int first, int count, int chunk, float* scrat
         for (int d = 0; d < dim; d++) rounded[d] = to_8_bits(queries[i].q[d]);
         queries[i].q = rounded;
     }
-    const int start = queries[0].start, end = queries[count - 1].end;
-    for (int block = chunk * KEY_CHUNK; block < (chunk + 1) * KEY_CHUNK && block < end; block += KEY_BLOCK) {
-        const int block_end = block + KEY_BLOCK < end ? block + KEY_BLOCK : end;
-        if (block_end <= start) continue;
-        load_block(task, block, start, block_end, keys, values);
+    const KeysOfChunk own(task, chunk, queries[0].start, queries[count - 1].end);
+    for (int block = own.first_block(); block < own.end; block += KEY_BLOCK) {
+        const int block_end = block + own.to(block);
+        own.fetch_ahead(block + KEY_BLOCK);
+        load_block(task, own.of_block(block), own.from(block), own.to(block), keys, values);
         int i = 0;
         for (; i + TILE <= count; i += TILE) attend_tile<TILE>(task, queries + i, block, block_end, keys, values, scores);
         for (; i + 3 <= count; i += 3) attend_tile<3>(task, queries + i, block, block_end, keys, values, scores);

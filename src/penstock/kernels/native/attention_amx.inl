@@ -29,24 +29,23 @@ inline void save_upper_halves(uint16_t* to, V x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), halves);
 }
 
-// Keys [first, first + 64), with zeros for those outside [start, end)
-void load_pairs(const Attention& task, int first, int start, int end, const TileScratch& to) {
+// The keys at slots[0, 64), with zeros for those outside [from, to)
+void load_pairs(const Attention& task, const char* const* slots, int from, int to, const TileScratch& own) {
     static const uint16_t zeros[MAX_HEAD_DIM] = {};
     const int dim = task.head_dim;
     const char *keys[KEY_BLOCK], *values[KEY_BLOCK];
     for (int i = 0; i < KEY_BLOCK; i++) {
-        const bool inside = first + i >= start && first + i < end;
-        keys[i] = inside ? slot(task, first + i) : reinterpret_cast<const char*>(zeros);
+        const bool inside = i >= from && i < to;
+        keys[i] = inside ? slots[i] : reinterpret_cast<const char*>(zeros);
         values[i] = inside ? keys[i] + task.value_offset : keys[i];
     }
     for (int group = 0; group < KEY_BLOCK; group += LANES)
-        transpose(reinterpret_cast<const float* const*>(keys + group), dim / 2,
-                  reinterpret_cast<float*>(to.keys + group * dim / 2));
+        transpose(keys + group, dim / 2, own.keys + group * dim / 2);
     for (int i = 0; i < KEY_BLOCK; i += 2)
         for (int d = 0; d < dim; d += LANES) {
             const __m512i even = _mm512_cvtepu16_epi32(load256(values[i] + 2 * d));
             const __m512i odd = _mm512_cvtepu16_epi32(load256(values[i + 1] + 2 * d));
-            _mm512_storeu_si512(to.values + i * dim + 2 * d, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+            _mm512_storeu_si512(own.values + i * dim + 2 * d, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
         }
 }
 
@@ -105,11 +104,11 @@ void attend_in_tiles(const Attention& task, int first, int count, int chunk, flo
         queries[i] = query_of(task, first + i, own.states + i * stride);
         for (int d = 0; d < dim; d += LANES) save_upper_halves(own.queries + i * dim + d, to_8_bits(load(queries[i].q + d)));
     }
-    const int start = queries[0].start, end = queries[count - 1].end;
+    const KeysOfChunk keys(task, chunk, queries[0].start, queries[count - 1].end);
     configure_bf16_tiles();
-    for (int block = chunk * KEY_CHUNK; block < (chunk + 1) * KEY_CHUNK && block < end; block += KEY_BLOCK) {
-        if (block + KEY_BLOCK <= start) continue;
-        load_pairs(task, block, start, end, own);
+    for (int block = keys.first_block(); block < keys.end; block += KEY_BLOCK) {
+        keys.fetch_ahead(block + KEY_BLOCK);
+        load_pairs(task, keys.of_block(block), keys.from(block), keys.to(block), own);
         for (int i = 0; i < count; i += LANES)
             attend_tile(task, queries + i, count - i < LANES ? count - i : LANES, block, own.queries + i * dim, own);
     }

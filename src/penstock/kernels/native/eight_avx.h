@@ -1,6 +1,7 @@
 // What AVX2 and AVX-512 do with eight floats: sums and maxima of halves, and transposing eight by eight.
 #pragma once
 #include <immintrin.h>
+#include <string.h>
 
 #include "kernels.h"
 
@@ -19,10 +20,11 @@ inline float max_of_8(__m256 a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-inline void transpose_8x8(const float* const* from, int d, float* to) {
+inline void transpose_8x8(const char* const* from, int d, float* to) {
+    const auto at = [&](int i) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from[i]) + d); };
     __m256 t[8], u[8];
     for (int i = 0; i < 8; i += 2) {
-        const __m256 a = _mm256_loadu_ps(from[i] + d), b = _mm256_loadu_ps(from[i + 1] + d);
+        const __m256 a = at(i), b = at(i + 1);
         t[i] = _mm256_unpacklo_ps(a, b);
         t[i + 1] = _mm256_unpackhi_ps(a, b);
     }
@@ -38,13 +40,14 @@ inline void transpose_8x8(const float* const* from, int d, float* to) {
     }
 }
 
-// keys[16][n] -> out[n][16]
-inline void transpose(const float* const* keys, int n, float* out) {
+// keys[16][n] -> out[n][16], whatever numbers of four bytes these are
+inline void transpose(const char* const* keys, int n, void* out) {
+    float* to = static_cast<float*>(out);
     int d = 0;
     for (; d + 8 <= n; d += 8)
-        for (int k = 0; k < LANES; k += 8) transpose_8x8(keys + k, d, out + d * LANES + k);
+        for (int k = 0; k < LANES; k += 8) transpose_8x8(keys + k, d, to + d * LANES + k);
     for (; d < n; d++)
-        for (int k = 0; k < LANES; k++) out[d * LANES + k] = keys[k][d];
+        for (int k = 0; k < LANES; k++) memcpy(to + d * LANES + k, keys[k] + 4 * d, 4);
 }
 
 }  // namespace

@@ -74,23 +74,24 @@ inline float max_lanes(V a) {
     return vmaxvq_f32(vmaxq_f32(vmaxq_f32(a.part[0], a.part[2]), vmaxq_f32(a.part[1], a.part[3])));
 }
 
-// keys[16][n] -> out[n][16]
-inline void transpose(const float* const* keys, int n, float* out) {
+// keys[16][n] -> out[n][16], whatever numbers of four bytes these are
+inline void transpose(const char* const* keys, int n, void* out) {
+    const auto at = [&](int key, int d) { return vld1q_f32(reinterpret_cast<const float*>(keys[key]) + d); };
+    float* rows = static_cast<float*>(out);
     int d = 0;
     for (; d + 4 <= n; d += 4)
         for (int k = 0; k < LANES; k += 4) {
-            const float32x4_t a = vld1q_f32(keys[k] + d), b = vld1q_f32(keys[k + 1] + d);
-            const float32x4_t c = vld1q_f32(keys[k + 2] + d), e = vld1q_f32(keys[k + 3] + d);
+            const float32x4_t a = at(k, d), b = at(k + 1, d), c = at(k + 2, d), e = at(k + 3, d);
             const float64x2_t ab0 = vreinterpretq_f64_f32(vtrn1q_f32(a, b)), ab1 = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
             const float64x2_t ce0 = vreinterpretq_f64_f32(vtrn1q_f32(c, e)), ce1 = vreinterpretq_f64_f32(vtrn2q_f32(c, e));
-            float* to = out + d * LANES + k;
+            float* to = rows + d * LANES + k;
             vst1q_f32(to, vreinterpretq_f32_f64(vtrn1q_f64(ab0, ce0)));
             vst1q_f32(to + LANES, vreinterpretq_f32_f64(vtrn1q_f64(ab1, ce1)));
             vst1q_f32(to + 2 * LANES, vreinterpretq_f32_f64(vtrn2q_f64(ab0, ce0)));
             vst1q_f32(to + 3 * LANES, vreinterpretq_f32_f64(vtrn2q_f64(ab1, ce1)));
         }
     for (; d < n; d++)
-        for (int k = 0; k < LANES; k++) out[d * LANES + k] = keys[k][d];
+        for (int k = 0; k < LANES; k++) memcpy(rows + d * LANES + k, keys[k] + 4 * d, 4);
 }
 
 // Sums of integer products begin with the bits of 1.5 * 2^23, so that they are floats at once: exact below 2^22, and four times

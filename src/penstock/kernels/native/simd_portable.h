@@ -60,10 +60,10 @@ inline float max_lanes(V a) {
     return x[0];
 }
 
-// keys[16][n] -> out[n][16]
-inline void transpose(const float* const* keys, int n, float* out) {
+// keys[16][n] -> out[n][16], whatever numbers of four bytes these are
+inline void transpose(const char* const* keys, int n, void* out) {
     for (int d = 0; d < n; d++)
-        for (int i = 0; i < LANES; i++) out[d * LANES + i] = keys[i][d];
+        for (int i = 0; i < LANES; i++) memcpy(static_cast<char*>(out) + 4 * (d * LANES + i), keys[i] + 4 * d, 4);
 }
 
 // R rows times 16 outputs. Every path does the same arithmetic in the same order: integers within a group, then groups in order.
