@@ -142,10 +142,16 @@ void ps_context::multiply(const Product* list, int count) {
                 cut[total++] = {p, row, row + ROW_TILE < rows_end ? row + ROW_TILE : rows_end, block,
                                 block + step < end ? block + step : end};
     }
+    const auto weights = [&](const Piece& piece) {
+        const ps_matrix& matrix = *list[piece.product].matrix;
+        return static_cast<const char*>(matrix.data) + piece.block * panel_bytes(matrix.kind, input.padded);
+    };
     pool.run(static_cast<int>(total), [&](int item) {
         const Piece& piece = cut[item];
         const Product& own = list[piece.product];
-        kernels->product(*own.matrix, input.rows(own.row), piece.row, piece.row_end, piece.block, piece.block_end, own.out);
+        Output out = own.out;
+        if (item + pool.threads() < total) out.ahead = weights(cut[item + pool.threads()]);
+        kernels->product(*own.matrix, input.rows(own.row), piece.row, piece.row_end, piece.block, piece.block_end, out);
     });
 }
 

@@ -2,6 +2,8 @@
 // the path and however many rows there are. No function of the standard library is used that could be merged between paths.
 #include <math.h>
 
+#include <type_traits>
+
 namespace penstock {
 namespace {
 
@@ -236,9 +238,10 @@ inline void load_pair(const char* panel, int64_t k, V& even, V& odd) {
 
 // R rows times 16 outputs: for every 32 inputs a sum of the even and one of the odd, as tiles of bf16 compute them
 template <int R, int KIND>
-inline void multiply_floats(const char* panel, int padded, const float* x, V* out) {
+inline void multiply_floats(const char* panel, const char* next, int padded, const float* x, V* out) {
     for (int r = 0; r < R; r++) out[r] = all(0.0f);
     for (int start = 0; start < padded; start += GROUP) {
+        fetch_ahead<(KIND == PS_F32 ? 64 : 32) * GROUP>(next, start / GROUP);
         V even[R], odd[R];
         for (int r = 0; r < R; r++) even[r] = odd[r] = all(0.0f);
         for (int k = start; k < start + GROUP; k += 2) {
@@ -255,24 +258,25 @@ inline void multiply_floats(const char* panel, int padded, const float* x, V* ou
 }
 
 template <int KIND>
-inline Panel panel_at(const char* panel, int groups) {
+inline Panel panel_at(const char* panel, const char* next, int groups) {
     const uint8_t* codes = reinterpret_cast<const uint8_t*>(panel);
     const uint16_t* scales =
         reinterpret_cast<const uint16_t*>(codes + static_cast<int64_t>(groups) * (KIND <= PS_Q4M ? 256 : 512));
-    return {codes, scales, KIND == PS_Q4M || KIND == PS_Q8M ? scales + static_cast<int64_t>(groups) * LANES : nullptr, groups};
+    const uint16_t* minima = KIND == PS_Q4M || KIND == PS_Q8M ? scales + static_cast<int64_t>(groups) * LANES : nullptr;
+    return {codes, scales, minima, groups, next};
 }
 
 template <int R, int KIND>
-inline void multiply_block(const char* panel, const Rows& rows, int row, V* out) {
+inline void multiply_block(const char* panel, const char* next, const Rows& rows, int row, V* out) {
     constexpr bool quantised = KIND <= PS_Q8M, minimum = KIND == PS_Q4M || KIND == PS_Q8M;
     constexpr int bits = KIND <= PS_Q4M ? 4 : 8;
     const int64_t padded = rows.padded_cols;
     if constexpr (quantised) {
         const int groups = static_cast<int>(padded / GROUP);
-        const Panel w = panel_at<KIND>(panel, groups);
+        const Panel w = panel_at<KIND>(panel, next, groups);
         multiply<R, minimum, bits>(w, rows.groups + static_cast<int64_t>(row) * groups, out);
     } else {
-        multiply_floats<R, KIND>(panel, rows.padded_cols, rows.x + row * padded, out);
+        multiply_floats<R, KIND>(panel, next, rows.padded_cols, rows.x + row * padded, out);
     }
 }
 
@@ -294,11 +298,15 @@ inline void put_block(const ps_matrix& matrix, int block, int row, V sums, const
 }
 
 template <int R, int KIND>
-inline void multiply_rows(const ps_matrix& matrix, const char* panel, const Rows& rows, int row, int block, const Output& out) {
+inline void multiply_rows(const ps_matrix& matrix, const char* panel, const char* next, const Rows& rows, int row, int block,
+                          const Output& out) {
     V sums[R];
-    multiply_block<R, KIND>(panel, rows, row, sums);
+    multiply_block<R, KIND>(panel, next, rows, row, sums);
     for (int r = 0; r < R; r++) put_block(matrix, block, row + r, sums[r], out);
 }
+
+template <int N>
+using Number = std::integral_constant<int, N>;
 
 template <int KIND>
 void product_of_kind(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
@@ -307,17 +315,17 @@ void product_of_kind(const ps_matrix& matrix, const Rows& rows, int row, int row
     const int64_t bytes = panel_bytes(KIND, rows.padded_cols);
     for (; block < block_end; block++) {
         const char* panel = static_cast<const char*>(matrix.data) + block * bytes;
+        const char* next = block + 1 < block_end ? panel + bytes : out.ahead ? out.ahead : panel;
         int r = row;
-        for (; r + most <= row_end; r += most) multiply_rows<most, KIND>(matrix, panel, rows, r, block, out);
-        if (most > 4 && r + 4 <= row_end) {
-            multiply_rows<4, KIND>(matrix, panel, rows, r, block, out);
-            r += 4;
-        }
-        if (most > 2 && r + 2 <= row_end) {
-            multiply_rows<2, KIND>(matrix, panel, rows, r, block, out);
-            r += 2;
-        }
-        for (; r < row_end; r++) multiply_rows<1, KIND>(matrix, panel, rows, r, block, out);
+        const auto take = [&](auto count) {
+            multiply_rows<count.value, KIND>(matrix, panel, next, rows, r, block, out);
+            r += count.value;
+            next = panel;  // the first rows have asked for what follows
+        };
+        while (r + most <= row_end) take(Number<most>());
+        if (most > 4 && r + 4 <= row_end) take(Number<4>());
+        if (most > 2 && r + 2 <= row_end) take(Number<2>());
+        while (r < row_end) take(Number<1>());
     }
 }
 

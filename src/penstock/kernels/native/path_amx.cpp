@@ -113,7 +113,8 @@ void tile_product(const ps_matrix& matrix, const Rows& rows, int row, int row_en
     const int groups = static_cast<int>(padded / GROUP);
     configure_for_integers(R);
     for (; block < block_end; block++) {
-        const Panel w = panel_at<KIND>(static_cast<const char*>(matrix.data) + block * panel_bytes(KIND, padded), groups);
+        const char* panel = static_cast<const char*>(matrix.data) + block * panel_bytes(KIND, padded);
+        const Panel w = panel_at<KIND>(panel, panel, groups);
         for (int r = 0; r < row_end - row; r++) sums[r] = all(0.0f);
         for (int from = 0; from < groups; from += UNPACKED) {
             const int to = from + UNPACKED < groups ? from + UNPACKED : groups;

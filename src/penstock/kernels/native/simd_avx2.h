@@ -116,6 +116,7 @@ inline void multiply(const Panel& w, const InputGroup* x, V* out) {
     constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
     const int64_t groups = w.groups, stride = groups * static_cast<int64_t>(sizeof(InputGroup));
     for (int64_t g = 0; g < groups; g++, x++) {
+        fetch_ahead<64 * BITS + (MINIMUM ? 64 : 32)>(w.next, g);
 #pragma GCC unroll 2
         for (int s = 0; s < 2; s++) {
             const uint8_t* codes = w.codes + g * 64 * BITS + s * 32;

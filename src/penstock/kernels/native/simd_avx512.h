@@ -148,6 +148,7 @@ inline void multiply(const Panel& w, const InputGroup* rows, V* out) {
             x[r] = rows + r * groups;
             asm("" : "+r"(x[r]));  // each in a register: the compiler would make every address of a base and an index
         }
+        fetch_ahead<64 * BITS + (MINIMUM ? 64 : 32)>(w.next, g);
         if (__builtin_expect(any_fine<R>(rows, groups), 0))
             add_group<R, MINIMUM, BITS, true>(w, g, x, sums);
         else
@@ -204,6 +205,7 @@ inline void multiply(const Panel& w, const InputGroup* x, V* out) {
     for (int r = 0; r < R; r++) sums[r] = _mm512_setzero_ps();
     constexpr int zero_point = BITS == 4 && !MINIMUM ? 8 : 0;
     for (int g = 0; g < w.groups; g++) {
+        fetch_ahead<64 * BITS + (MINIMUM ? 64 : 32)>(w.next, g);
         const GroupCodes<BITS> codes(w.codes + g * 64 * BITS);
         const __m512 scale = _mm512_cvtph_ps(load256(w.scales + g * LANES));
         const __m512 minimum = MINIMUM ? _mm512_cvtph_ps(load256(w.minima + g * LANES)) : _mm512_setzero_ps();
