@@ -7,9 +7,9 @@
 namespace penstock {
 namespace {
 
-// Queries [first, first + count) of a span that one key-value head answers
+// Queries [first, first + count) of a span that each of some key-value heads answers
 struct AttentionItem {
-    int32_t span, row, kv_head, first, count;
+    int32_t span, row, kv_head, heads, first, count;
     int32_t chunks;  // of keys, up to its last query's
     int64_t state;   // where the states of its chunks begin, when they are computed apart
 };
@@ -23,6 +23,7 @@ Attention task_of(const ps_model& model, const ps_layer& layer, const ps_batch& 
     Attention task;
     task.q = qkv + item.row * width + static_cast<int64_t>(item.kv_head) * group * dim;
     task.row_stride = width;
+    task.heads = item.heads;
     task.group = group;
     task.rows = batch.n[item.span];
     task.start = batch.start[item.span];
@@ -72,29 +73,33 @@ void ps_context::attend(const ps_model& model, const ps_layer& layer, const ps_b
         kernels->store(model.kv_type, own + model.heads * dim, kv_width, static_cast<char*>(layer.kv) + slot * kv_width * size);
     });
 
-    int64_t count = 0, whole = 0, most_chunks = 0;
-    for (int i = 0; i < batch.spans; i++)
-        count += model.kv_heads * (round_up(static_cast<int64_t>(batch.n[i]) * group, QUERY_TILE) / QUERY_TILE);
-    AttentionItem* list = items.take<AttentionItem>(count);
+    int64_t tiles = 0, whole = 0, most_chunks = 0;
+    for (int i = 0; i < batch.spans; i++) tiles += round_up(static_cast<int64_t>(batch.n[i]) * group, QUERY_TILE) / QUERY_TILE;
+    // Heads of a key lie side by side in memory, so one thread takes them all where there is enough for every thread.
+    const int heads = tiles >= 4 * pool.threads() ? model.kv_heads : 1;
+    AttentionItem* list = items.take<AttentionItem>(tiles * model.kv_heads);
     int64_t states_needed = 0;
     for (int i = 0, row = 0; i < batch.spans; row += batch.n[i], i++) {
         const int queries = batch.n[i] * group;
-        for (int first = 0; first < queries; first += QUERY_TILE)
-            for (int head = 0; head < model.kv_heads; head++) {
-                const int own = queries - first < QUERY_TILE ? queries - first : QUERY_TILE;
-                const int chunks = (batch.start[i] + (first + own - 1) / group) / KEY_CHUNK + 1;
-                list[whole++] = {i, row, head, first, own, chunks, states_needed};
-                states_needed += static_cast<int64_t>(chunks) * own;
-                most_chunks = chunks > most_chunks ? chunks : most_chunks;
+        for (int first = 0; first < queries; first += QUERY_TILE) {
+            const int own = queries - first < QUERY_TILE ? queries - first : QUERY_TILE;
+            const int chunks = (batch.start[i] + (first + own - 1) / group) / KEY_CHUNK + 1;
+            const int most = QUERY_TILE / own < heads ? QUERY_TILE / own : heads;
+            for (int head = 0; head < model.kv_heads; head += most) {
+                const int beside = model.kv_heads - head < most ? model.kv_heads - head : most;
+                list[whole++] = {i, row, head, beside, first, own, chunks, states_needed};
+                states_needed += static_cast<int64_t>(chunks) * beside * own;
             }
+            most_chunks = chunks > most_chunks ? chunks : most_chunks;
+        }
     }
     const int stride = state_size(dim);
     float* results = out ? out : input.x;
     const int64_t out_stride = out ? static_cast<int64_t>(model.heads) * dim : input.padded;
     const auto put = [&](const AttentionItem& item, const float* total) {
-        for (int q = 0; q < item.count; q++) {
-            const int query = item.first + q;
-            float* to = results + (item.row + query / group) * out_stride + (item.kv_head * group + query % group) * dim;
+        for (int q = 0; q < item.heads * item.count; q++) {
+            const int query = item.first + q % item.count, head = item.kv_head + q / item.count;
+            float* to = results + (item.row + query / group) * out_stride + (head * group + query % group) * dim;
             kernels->finish(total + q * stride, dim, to);
         }
     };
@@ -110,7 +115,7 @@ void ps_context::attend(const ps_model& model, const ps_layer& layer, const ps_b
             kernels->attend(task, item.first, item.count, first_key / KEY_CHUNK, scratch, total);
             for (int chunk = first_key / KEY_CHUNK + 1; chunk < item.chunks; chunk++) {
                 kernels->attend(task, item.first, item.count, chunk, scratch, part);
-                for (int q = 0; q < item.count; q++) kernels->merge(total + q * stride, part + q * stride, dim);
+                for (int q = 0; q < item.heads * item.count; q++) kernels->merge(total + q * stride, part + q * stride, dim);
             }
             put(item, total);
         });
@@ -124,13 +129,13 @@ void ps_context::attend(const ps_model& model, const ps_layer& layer, const ps_b
         const Attention task = task_of(model, layer, batch, item, qkv);
         float* scratch = thread_scratch.take<float>(attend_scratch(dim));
         kernels->attend(task, item.first, item.count, chunk, scratch,
-                        all + (item.state + static_cast<int64_t>(chunk) * item.count) * stride);
+                        all + (item.state + static_cast<int64_t>(chunk) * item.heads * item.count) * stride);
     });
     for (int64_t i = 0; i < whole; i++) {
         float* total = all + list[i].state * stride;
+        const int queries = list[i].heads * list[i].count;
         for (int chunk = 1; chunk < list[i].chunks; chunk++)
-            for (int q = 0; q < list[i].count; q++)
-                kernels->merge(total + q * stride, total + (chunk * list[i].count + q) * stride, dim);
+            for (int q = 0; q < queries; q++) kernels->merge(total + q * stride, total + (chunk * queries + q) * stride, dim);
         put(list[i], total);
     }
 }

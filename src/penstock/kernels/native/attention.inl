@@ -25,7 +25,7 @@ struct KeysOfChunk {
             const char* at = task.kv + (static_cast<int64_t>(*entry) * task.block_size + offset) * task.slot_bytes;
             for (; offset < task.block_size && i < end; offset++, i++, at += task.slot_bytes) slots[i - base] = at;
         }
-        fetch_ahead(first_block());
+        for (int head = 0; head < task.heads; head++) fetch_ahead(first_block(), head);
     }
 
     // A block begins at a multiple of 64; of its keys, those from from(block) to to(block) are seen.
@@ -34,10 +34,13 @@ struct KeysOfChunk {
     int to(int block) const { return end - block < KEY_BLOCK ? end - block : KEY_BLOCK; }
     const char* const* of_block(int block) const { return slots + (block - base); }
 
-    // Ask for a block before it is used: its keys lie too far apart for the processor to guess which comes next.
-    void fetch_ahead(int block) const {
-        const int bytes = task.head_dim * (task.type == PS_TYPE_F32 ? 4 : 2);
-        for (int i = from(block); i < to(block); i++)
+    // Ask for a block before it is used: its keys lie too far apart for the processor to guess which comes next. All heads of a
+    // key lie side by side, so each of them asks for all of some keys.
+    void fetch_ahead(int block, int head) const {
+        const int count = to(block) - from(block);
+        if (count <= 0) return;
+        const int bytes = task.heads * task.head_dim * (task.type == PS_TYPE_F32 ? 4 : 2), first = from(block);
+        for (int i = first + count * head / task.heads; i < first + count * (head + 1) / task.heads; i++)
             for (int b = 0; b < bytes; b += 64) {
                 __builtin_prefetch(of_block(block)[i] + b, 0, 2);
                 __builtin_prefetch(of_block(block)[i] + task.value_offset + b, 0, 2);
@@ -64,22 +67,84 @@ inline void spread_keys(const Attention& task, const char* const* keys, float* o
         for (int i = 0; i < LANES; i++) out[(dim - 1) * LANES + i] = widen(task.type, keys[i], dim - 1);
 }
 
-// The keys at slots[from, to): keys [4][head_dim][16], values [64][padded], with zeros beside them up to a multiple of 16
-void load_block(const Attention& task, const char* const* slots, int from, int to, float* keys, float* values) {
-    static const float zeros[MAX_HEAD_DIM] = {};
-    const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES));
-    for (int group = from / LANES * LANES; group < to; group += LANES) {
-        const char* own[LANES];
-        for (int i = 0; i < LANES; i++) {
-            const bool inside = group + i >= from && group + i < to;
-            own[i] = inside ? slots[group + i] : reinterpret_cast<const char*>(zeros);
-            float* value = values + (group + i) * padded;
-            widen_row(task.type, inside ? own[i] + task.value_offset : own[i], dim, value);
-            for (int d = dim; d < padded; d++) value[d] = 0.0f;
-        }
-        spread_keys(task, own, keys + group * dim);
+// 64 keys and values as floats, for many queries: keys [4][head_dim][16], values [64][padded]
+struct FloatBlock {
+    float *keys, *values;
+    int dim, padded;
+
+    FloatBlock(float* memory, int dim) : keys(memory), dim(dim), padded(static_cast<int>(round_up(dim, LANES))) {
+        values = keys + KEY_BLOCK * padded;
     }
-}
+
+    // Those at slots[from, to), from `offset` on, with zeros beside them up to a multiple of 16
+    void load_slots(const Attention& task, const char* const* slots, int64_t offset, int from, int to) {
+        static const float zeros[MAX_HEAD_DIM] = {};
+        for (int group = from / LANES * LANES; group < to; group += LANES) {
+            const char* own[LANES];
+            for (int i = 0; i < LANES; i++) {
+                const bool inside = group + i >= from && group + i < to;
+                own[i] = inside ? slots[group + i] + offset : reinterpret_cast<const char*>(zeros);
+                float* value = values + (group + i) * padded;
+                widen_row(task.type, inside ? own[i] + task.value_offset : own[i], dim, value);
+                for (int d = dim; d < padded; d++) value[d] = 0.0f;
+            }
+            spread_keys(task, own, keys + group * dim);
+        }
+    }
+
+    // Numbers d and d + 1 of 16 keys; where there is no d + 1, whatever lies there
+    void key_pair(int group, int d, V& even, V& odd) const {
+        even = load(keys + (group * dim + d) * LANES);
+        odd = load(keys + (group * dim + d + 1) * LANES);
+    }
+
+    // Numbers d to d + 16 of two values
+    void value_pair(int key, int d, V& even, V& odd) const {
+        even = load(values + key * padded + d);
+        odd = load(values + (key + 1) * padded + d);
+    }
+};
+
+// The same of 16 bits, for a few queries: numbers become floats as they are multiplied. Heads are a multiple of 16.
+template <int TYPE>
+struct HalfBlock {
+    uint16_t* pairs;  // [4][head_dim / 2][16 keys][2]
+    int dim;
+    const char* values[KEY_BLOCK];
+
+    HalfBlock(float* memory, int dim) : pairs(reinterpret_cast<uint16_t*>(memory)), dim(dim) {}
+
+    void load_slots(const Attention& task, const char* const* slots, int64_t offset, int from, int to) {
+        static const uint16_t zeros[MAX_HEAD_DIM] = {};
+        for (int group = from / LANES * LANES; group < to; group += LANES) {
+            const char* own[LANES];
+            for (int i = 0; i < LANES; i++) {
+                const bool inside = group + i >= from && group + i < to;
+                own[i] = inside ? slots[group + i] + offset : reinterpret_cast<const char*>(zeros);
+                values[group + i] = inside ? own[i] + task.value_offset : own[i];
+            }
+            transpose(own, dim / 2, pairs + group * dim);
+        }
+    }
+
+    void key_pair(int group, int d, V& even, V& odd) const {
+        const uint16_t* own = pairs + (group * dim + d) * LANES;
+        if (TYPE == PS_TYPE_BF16)
+            load_pair_bf16(own, even, odd);
+        else
+            load_pair_f16(own, even, odd);
+    }
+
+    void value_pair(int key, int d, V& even, V& odd) const {
+        even = value(key, d);
+        odd = value(key + 1, d);
+    }
+
+    V value(int key, int d) const {
+        const uint16_t* own = reinterpret_cast<const uint16_t*>(values[key]) + d;
+        return TYPE == PS_TYPE_BF16 ? load_bf16(own) : load_f16(own);
+    }
+};
 
 struct Query {
     const float* q;
@@ -87,10 +152,10 @@ struct Query {
     int start, end;  // keys that it sees
 };
 
-// Query `index` of the group's rows, with a state that has seen nothing
-inline Query query_of(const Attention& task, int index, float* state) {
+// Query `index` of the rows of a key-value head, with a state that has seen nothing
+inline Query query_of(const Attention& task, int kv_head, int index, float* state) {
     const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES));
-    const int row = index / task.group, head = index % task.group, position = task.start + row;
+    const int row = index / task.group, head = kv_head * task.group + index % task.group, position = task.start + row;
     for (int d = 0; d < padded; d++) state[d] = 0.0f;
     state[padded] = -INFINITY;
     state[padded + 1] = 0.0f;
@@ -108,38 +173,66 @@ inline float to_8_bits(float x) {
     return raised - (raised - x);
 }
 
-// Add the products of numbers [from, to), at most 32: those of the even and of the odd apart, as a tile does.
-template <int R, typename A, typename B>
-inline void add_products(int from, int to, const A& number, const B& vector, V* sums) {
-    V even[R], odd[R];
-    for (int r = 0; r < R; r++) even[r] = odd[r] = all(0.0f);
+// Add the products of numbers [from, to), at most 32, of R queries with N vectors: those of the even and of the odd apart, as a
+// tile does. pair(n, i): numbers i and i + 1 of a vector
+template <int R, int N, typename A, typename B>
+inline void add_products(int from, int to, const A& number, const B& pair, V (*sums)[N]) {
+    V even[R][N], odd[R][N], first, second;
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < N; n++) even[r][n] = odd[r][n] = all(0.0f);
     int i = from;
-    for (; i + 2 <= to; i += 2) {
-        const V first = vector(i);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) even[r] = fma(all(number(r, i)), first, even[r]);
-        const V second = vector(i + 1);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) odd[r] = fma(all(number(r, i + 1)), second, odd[r]);
-    }
+    for (; i + 2 <= to; i += 2)
+#pragma GCC unroll 2
+        for (int n = 0; n < N; n++) {
+            pair(n, i, first, second);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) even[r][n] = fma(all(number(r, i)), first, even[r][n]);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) odd[r][n] = fma(all(number(r, i + 1)), second, odd[r][n]);
+        }
     if (i < to)
-        for (int r = 0; r < R; r++) even[r] = fma(all(number(r, i)), vector(i), even[r]);
-    for (int r = 0; r < R; r++) sums[r] = add(sums[r], add(even[r], odd[r]));
+        for (int n = 0; n < N; n++) {
+            pair(n, i, first, second);
+            for (int r = 0; r < R; r++) even[r][n] = fma(all(number(r, i)), first, even[r][n]);
+        }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+        for (int n = 0; n < N; n++) sums[r][n] = add(sums[r][n], add(even[r][n], odd[r][n]));
 }
 
-// scores [R][64] of key groups [from, to)
-template <int R>
-inline void score(const Query* queries, int dim, float scale, const float* keys, int from, int to, float* scores) {
-    for (int group = from; group < to; group++) {
-        V sums[R];
-        for (int r = 0; r < R; r++) sums[r] = all(0.0f);
-        const float* k = keys + group * LANES * dim;
-        for (int d = 0; d < dim; d += GROUP)
-            add_products<R>(
-                d, d + GROUP < dim ? d + GROUP : dim, [&](int r, int i) { return queries[r].q[i]; },
-                [&](int i) { return load(k + i * LANES); }, sums);
-        for (int r = 0; r < R; r++) save(scores + r * KEY_BLOCK + group * LANES, mul(sums[r], all(scale)));
+// scores [R][64] of N key groups from `group` on
+template <int R, int N, typename Block>
+inline void score(const Query* queries, float scale, const Block& block, int group, float* scores) {
+    V sums[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) sums[r][n] = all(0.0f);
+    for (int d = 0; d < block.dim; d += GROUP)
+        add_products<R, N>(
+            d, d + GROUP < block.dim ? d + GROUP : block.dim, [&](int r, int i) { return queries[r].q[i]; },
+            [&](int n, int i, V& even, V& odd) { block.key_pair(group + n, i, even, odd); }, sums);
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) save(scores + r * KEY_BLOCK + (group + n) * LANES, mul(sums[r][n], all(scale)));
+}
+
+// Numbers d to d + 16 N of the states of R queries: times their factors, with the values of keys [from, to) added
+template <int R, int N, typename Block>
+inline void add_values(const Query* queries, const float* factors, const float* weights, const Block& block, int from, int to,
+                       int d) {
+    V sums[R][N];
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) sums[r][n] = mul(load(queries[r].state + d + n * LANES), all(factors[r]));
+    for (int half = 0; half < KEY_BLOCK; half += GROUP) {
+        const int low = from > half ? from / 2 * 2 : half, high = to < half + GROUP ? to : half + GROUP;
+        if (low < high)
+            add_products<R, N>(
+                low, high, [&](int r, int key) { return weights[r * KEY_BLOCK + key]; },
+                [&](int n, int key, V& even, V& odd) { block.value_pair(key, d + n * LANES, even, odd); }, sums);
     }
+    for (int r = 0; r < R; r++)
+        for (int n = 0; n < N; n++) save(queries[r].state + d + n * LANES, sums[r][n]);
 }
 
 // Turn the scores of a query's keys [start, end) of the block into weights, 0 for the others; return the factor on what it had.
@@ -167,9 +260,9 @@ inline float soften(float* scores, int start, int end, bool rounded, float* larg
     return factor;
 }
 
-template <int R>
-inline void attend_tile(const Attention& task, const Query* queries, int first, int end, const float* keys, const float* values,
-                        float* scores) {
+// R queries over the keys of a block, which are those of positions [first, end)
+template <int R, typename Block>
+inline void attend_tile(const Attention& task, const Query* queries, int first, int end, const Block& block, float* scores) {
     const int padded = static_cast<int>(round_up(task.head_dim, LANES));
     int from = KEY_BLOCK, to = 0;  // keys that any of them sees, counted from the block's first
     for (int r = 0; r < R; r++) {
@@ -181,7 +274,10 @@ inline void attend_tile(const Attention& task, const Query* queries, int first, 
         }
     }
     if (from >= to) return;
-    score<R>(queries, task.head_dim, task.scale, keys, from / LANES, (to + LANES - 1) / LANES, scores);
+    const int groups = (to + LANES - 1) / LANES;
+    int group = from / LANES;
+    for (; group + VECTORS <= groups; group += VECTORS) score<R, VECTORS>(queries, task.scale, block, group, scores);
+    for (; group < groups; group++) score<R, 1>(queries, task.scale, block, group, scores);
     float factors[R];
     for (int r = 0; r < R; r++) {
         const int low = queries[r].start > first ? queries[r].start - first : 0;
@@ -189,43 +285,49 @@ inline void attend_tile(const Attention& task, const Query* queries, int first, 
         float* state = queries[r].state + padded;
         factors[r] = soften(scores + r * KEY_BLOCK, low, high, task.type == PS_TYPE_BF16, state, state + 1);
     }
-    for (int d = 0; d < padded; d += LANES) {
-        V sums[R];
-        for (int r = 0; r < R; r++) sums[r] = mul(load(queries[r].state + d), all(factors[r]));
-        for (int half = 0; half < KEY_BLOCK; half += GROUP) {
-            const int low = from > half ? from / 2 * 2 : half, high = to < half + GROUP ? to : half + GROUP;
-            if (low < high)
-                add_products<R>(
-                    low, high, [&](int r, int key) { return scores[r * KEY_BLOCK + key]; },
-                    [&](int key) { return load(values + key * padded + d); }, sums);
+    int d = 0;
+    for (; d + VECTORS * LANES <= padded; d += VECTORS * LANES)
+        add_values<R, VECTORS>(queries, factors, scores, block, from, to, d);
+    for (; d < padded; d += LANES) add_values<R, 1>(queries, factors, scores, block, from, to, d);
+}
+
+template <typename Block>
+void attend_blocks(const Attention& task, const Query* queries, int count, const KeysOfChunk& keys, float* scratch,
+                   float* scores) {
+    const int64_t head_bytes = task.head_dim * (task.type == PS_TYPE_F32 ? 4 : 2);
+    Block own(scratch, task.head_dim);
+    for (int block = keys.first_block(); block < keys.end; block += KEY_BLOCK) {
+        const int end = block + keys.to(block);
+        for (int head = 0; head < task.heads; head++) {
+            keys.fetch_ahead(block + KEY_BLOCK, head);
+            own.load_slots(task, keys.of_block(block), head * head_bytes, keys.from(block), keys.to(block));
+            const Query *next = queries + head * count, *last = next + count;
+            while (last - next >= TILE && last - next != 6) attend_tile<TILE>(task, next, block, end, own, scores), next += TILE;
+            for (; last - next >= 3; next += 3) attend_tile<3>(task, next, block, end, own, scores);
+            for (; next < last; next++) attend_tile<1>(task, next, block, end, own, scores);
         }
-        for (int r = 0; r < R; r++) save(queries[r].state + d, sums[r]);
     }
 }
 
 void attend(const Attention& task, int first, int count, int chunk, float* scratch, float* states) {
+    constexpr int FEW = 8;  // queries for which converting a block at once is not worth it
     const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES)), stride = state_size(dim);
     Query queries[QUERY_TILE];
-    float* keys = scratch;
-    float* values = keys + KEY_BLOCK * padded;
-    float* scores = values + KEY_BLOCK * padded;
+    float* scores = scratch + 2 * KEY_BLOCK * padded;
     float* rounded = scores + QUERY_TILE * KEY_BLOCK;
-    for (int i = 0; i < count; i++, rounded += padded) {
-        queries[i] = query_of(task, first + i, states + i * stride);
+    for (int i = 0; i < task.heads * count; i++, rounded += padded) {
+        queries[i] = query_of(task, i / count, first + i % count, states + i * stride);
         if (task.type != PS_TYPE_BF16) continue;
         for (int d = 0; d < dim; d++) rounded[d] = to_8_bits(queries[i].q[d]);
         queries[i].q = rounded;
     }
-    const KeysOfChunk own(task, chunk, queries[0].start, queries[count - 1].end);
-    for (int block = own.first_block(); block < own.end; block += KEY_BLOCK) {
-        const int block_end = block + own.to(block);
-        own.fetch_ahead(block + KEY_BLOCK);
-        load_block(task, own.of_block(block), own.from(block), own.to(block), keys, values);
-        int i = 0;
-        for (; i + TILE <= count; i += TILE) attend_tile<TILE>(task, queries + i, block, block_end, keys, values, scores);
-        for (; i + 3 <= count; i += 3) attend_tile<3>(task, queries + i, block, block_end, keys, values, scores);
-        for (; i < count; i++) attend_tile<1>(task, queries + i, block, block_end, keys, values, scores);
-    }
+    const KeysOfChunk keys(task, chunk, queries[0].start, queries[count - 1].end);
+    if (count > FEW || dim % LANES || task.type == PS_TYPE_F32)
+        attend_blocks<FloatBlock>(task, queries, count, keys, scratch, scores);
+    else if (task.type == PS_TYPE_BF16)
+        attend_blocks<HalfBlock<PS_TYPE_BF16>>(task, queries, count, keys, scratch, scores);
+    else
+        attend_blocks<HalfBlock<PS_TYPE_F16>>(task, queries, count, keys, scratch, scores);
 }
 
 void merge_states(float* total, const float* part, int dim) {

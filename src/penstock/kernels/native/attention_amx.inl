@@ -39,8 +39,7 @@ void load_pairs(const Attention& task, const char* const* slots, int from, int t
         keys[i] = inside ? slots[i] : reinterpret_cast<const char*>(zeros);
         values[i] = inside ? keys[i] + task.value_offset : keys[i];
     }
-    for (int group = 0; group < KEY_BLOCK; group += LANES)
-        transpose(keys + group, dim / 2, own.keys + group * dim / 2);
+    for (int group = 0; group < KEY_BLOCK; group += LANES) transpose(keys + group, dim / 2, own.keys + group * dim / 2);
     for (int i = 0; i < KEY_BLOCK; i += 2)
         for (int d = 0; d < dim; d += LANES) {
             const __m512i even = _mm512_cvtepu16_epi32(load256(values[i] + 2 * d));
@@ -98,16 +97,24 @@ void attend_tile(const Attention& task, const Query* queries, int count, int fir
 void attend_in_tiles(const Attention& task, int first, int count, int chunk, float* scratch, float* states) {
     const int dim = task.head_dim, stride = state_size(dim);
     if (task.type != PS_TYPE_BF16 || dim % GROUP) return attend(task, first, count, chunk, scratch, states);
+    if (task.heads > 1) {
+        Attention one = task;
+        for (one.heads = 1; one.kv < task.kv + 2 * task.heads * dim; one.q += task.group * dim, one.kv += 2 * dim) {
+            attend_in_tiles(one, first, count, chunk, scratch, states);
+            states += count * stride;
+        }
+        return;
+    }
     const TileScratch own(scratch, dim);
     Query queries[QUERY_TILE];
     for (int i = 0; i < count; i++) {
-        queries[i] = query_of(task, first + i, own.states + i * stride);
+        queries[i] = query_of(task, 0, first + i, own.states + i * stride);
         for (int d = 0; d < dim; d += LANES) save_upper_halves(own.queries + i * dim + d, to_8_bits(load(queries[i].q + d)));
     }
     const KeysOfChunk keys(task, chunk, queries[0].start, queries[count - 1].end);
     configure_bf16_tiles();
     for (int block = keys.first_block(); block < keys.end; block += KEY_BLOCK) {
-        keys.fetch_ahead(block + KEY_BLOCK);
+        keys.fetch_ahead(block + KEY_BLOCK, 0);
         load_pairs(task, keys.of_block(block), keys.from(block), keys.to(block), own);
         for (int i = 0; i < count; i += LANES)
             attend_tile(task, queries + i, count - i < LANES ? count - i : LANES, block, own.queries + i * dim, own);

@@ -50,15 +50,16 @@ struct Output {
     const char* ahead = nullptr;  // weights that this thread is likely to multiply afterwards
 };
 
-// The queries of a span that one key-value head answers.
+// The queries of a span that some key-value heads answer.
 struct Attention {
-    const float* q;      // first query of the head's group
+    const float* q;      // first query of the first head's group
     int64_t row_stride;  // between rows of q
-    int group;           // query heads of this key-value head, side by side
+    int heads;           // key-value heads, side by side
+    int group;           // query heads of each of them, side by side
     int rows, start;     // positions start .. start + rows
     int head_dim, type, window;
     float scale;
-    const char* kv;  // first key of the head
+    const char* kv;  // first key of the first head
     int64_t slot_bytes, value_offset;
     const int32_t* table;  // of its group, in every `groups`-th entry
     int groups, block_size;
@@ -83,7 +84,8 @@ struct Kernels {
     float (*largest)(const float* x, int n);  // any number where one is NaN
     // weights[i] = e^(logits[i] / temperature - largest / temperature); weights may be logits
     void (*weigh)(const float* logits, int n, float temperature, float largest, float* weights);
-    // Queries [first, first + count) of the group's rows, over the keys of one chunk -> state[count][state_size]: o, max, sum
+    // Queries [first, first + count) of each head's rows, over the keys of one chunk -> state[heads][count][state_size]: o, max,
+    // sum. There are QUERY_TILE of all heads at most.
     void (*attend)(const Attention& task, int first, int count, int chunk, float* scratch, float* state);
     void (*merge)(float* total, const float* part, int head_dim);
     void (*finish)(const float* state, int head_dim, float* out);

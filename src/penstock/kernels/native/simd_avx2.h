@@ -10,7 +10,7 @@
 namespace penstock {
 namespace {
 
-constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 3, TILE = 3;
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 3, TILE = 3, VECTORS = 1;
 
 struct V {
     __m256 low, high;
@@ -47,6 +47,36 @@ inline void save_f16(uint16_t* p, V a) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.low, _MM_FROUND_TO_NEAREST_INT));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.high, _MM_FROUND_TO_NEAREST_INT));
 }
+inline void transpose_8x8(const char* const* from, int d, float* to) {
+    const auto at = [&](int i) { return _mm256_loadu_ps(reinterpret_cast<const float*>(from[i]) + d); };
+    __m256 t[8], u[8];
+    for (int i = 0; i < 8; i += 2) {
+        const __m256 a = at(i), b = at(i + 1);
+        t[i] = _mm256_unpacklo_ps(a, b);
+        t[i + 1] = _mm256_unpackhi_ps(a, b);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        u[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        u[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        u[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        u[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(to + i * LANES, _mm256_permute2f128_ps(u[i], u[i + 4], 0x20));
+        _mm256_storeu_ps(to + (i + 4) * LANES, _mm256_permute2f128_ps(u[i], u[i + 4], 0x31));
+    }
+}
+
+// keys[16][n] -> out[n][16], whatever numbers of four bytes these are
+inline void transpose(const char* const* keys, int n, void* out) {
+    float* to = static_cast<float*>(out);
+    int d = 0;
+    for (; d + 8 <= n; d += 8)
+        for (int k = 0; k < LANES; k += 8) transpose_8x8(keys + k, d, to + d * LANES + k);
+    for (; d < n; d++)
+        for (int k = 0; k < LANES; k++) memcpy(to + d * LANES + k, keys[k] + 4 * d, 4);
+}
+
 inline void load_pair_bf16(const uint16_t* p, V& even, V& odd) {
     const __m256i a = load256(p), b = load256(p + 16), mask = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
     even = {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};

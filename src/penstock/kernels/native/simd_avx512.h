@@ -10,7 +10,7 @@
 namespace penstock {
 namespace {
 
-constexpr int MAX_ROWS_INT = 8, MAX_ROWS_FLOAT = 8, TILE = 8;
+constexpr int MAX_ROWS_INT = 8, MAX_ROWS_FLOAT = 8, TILE = 4, VECTORS = 2;
 
 struct V {
     __m512 v;
@@ -47,6 +47,30 @@ inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
     const __m512i both = _mm512_loadu_si512(p);
     even = {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(both))};
     odd = {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)))};
+}
+
+// keys[16][n] -> out[n][16], whatever numbers of four bytes these are
+inline void transpose(const char* const* keys, int n, void* out) {
+    float* to = static_cast<float*>(out);
+    int d = 0;
+    for (; d + 4 <= n; d += 4) {
+        __m512 part[4];  // four numbers of keys i, 4 + i, 8 + i and 12 + i
+        for (int i = 0; i < 4; i++) {
+            const auto four = [&](int key) { return _mm_loadu_ps(reinterpret_cast<const float*>(keys[key]) + d); };
+            part[i] = _mm512_castps128_ps512(four(i));
+            part[i] = _mm512_mask_broadcast_f32x4(part[i], 0x00f0, four(4 + i));
+            part[i] = _mm512_mask_broadcast_f32x4(part[i], 0x0f00, four(8 + i));
+            part[i] = _mm512_mask_broadcast_f32x4(part[i], 0xf000, four(12 + i));
+        }
+        const __m512 low01 = _mm512_unpacklo_ps(part[0], part[1]), high01 = _mm512_unpackhi_ps(part[0], part[1]);
+        const __m512 low23 = _mm512_unpacklo_ps(part[2], part[3]), high23 = _mm512_unpackhi_ps(part[2], part[3]);
+        _mm512_storeu_ps(to + d * LANES, _mm512_shuffle_ps(low01, low23, 0x44));
+        _mm512_storeu_ps(to + (d + 1) * LANES, _mm512_shuffle_ps(low01, low23, 0xee));
+        _mm512_storeu_ps(to + (d + 2) * LANES, _mm512_shuffle_ps(high01, high23, 0x44));
+        _mm512_storeu_ps(to + (d + 3) * LANES, _mm512_shuffle_ps(high01, high23, 0xee));
+    }
+    for (; d < n; d++)
+        for (int k = 0; k < LANES; k++) memcpy(to + d * LANES + k, keys[k] + 4 * d, 4);
 }
 
 inline __m512i broadcast_inputs(const int8_t* x) {
@@ -159,8 +183,8 @@ inline void multiply(const Panel& w, const InputGroup* rows, V* out) {
 
 #else
 
-// Pairs of products have 16 bits. Those of a group's 4-bit codes are summed in 16 bits, too: 16 * 15 * 127 < 2^15. Of 8-bit codes,
-// |code| is multiplied with the input that has the code's sign: 2 * 128 * 127 < 2^15.
+// Pairs of products have 16 bits. Those of a group's 4-bit codes are summed in 16 bits, too: 16 * 15 * 127 < 2^15. Of 8-bit
+// codes, |code| is multiplied with the input that has the code's sign: 2 * 128 * 127 < 2^15.
 template <int BITS>
 struct GroupCodes {
     __m512i codes[8];

@@ -9,7 +9,7 @@
 namespace penstock {
 namespace {
 
-constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 2, TILE = 3;
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 2, TILE = 3, VECTORS = 1;
 
 struct V {
     float32x4_t part[4];

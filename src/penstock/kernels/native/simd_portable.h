@@ -8,7 +8,7 @@
 namespace penstock {
 namespace {
 
-constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 4, TILE = 4;
+constexpr int MAX_ROWS_INT = 4, MAX_ROWS_FLOAT = 4, TILE = 4, VECTORS = 1;
 
 struct V {
     float lane[LANES];
