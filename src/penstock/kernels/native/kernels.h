@@ -24,6 +24,25 @@ struct InputGroup {
     int16_t fine_sum, is_fine;  // 0 where all fine codes are 0: where all inputs are near the others in size
 };
 
+// How a group of inputs is rounded.
+struct InputScale {
+    float scale, inverse;
+    bool fine;
+
+    InputScale(float largest, float loud) : scale(largest / 127.0f), fine(largest > loud) {
+        // below this, a sixteenth of the scale times that of a weight might be rounded as a subnormal number
+        inverse = scale > 0x1p-96f ? 1.0f / scale : 0.0f;
+    }
+
+    void finish(int32_t sum, int32_t fine_sum, InputGroup& to) const {
+        to.scale = scale;
+        to.sum = scale * (static_cast<float>(sum) + 0.0625f * static_cast<float>(fine_sum));
+        to.minus_sum = -sum;
+        to.fine_sum = static_cast<int16_t>(fine_sum);
+        to.is_fine = fine;
+    }
+};
+
 // Rows of activations, padded to padded_cols with zeros: groups for quantised weights, x for the others, and halves, which are
 // the same numbers as x, for bf16.
 struct Rows {

@@ -66,44 +66,44 @@ inline float mean_square(const float* x, int n) {
     return sum_lanes(squares) / static_cast<float>(n);
 }
 
+#ifndef PS_OWN_GROUPS
+
 inline int32_t nearest(float x) { return static_cast<int32_t>(bits_of(x + 12582912.0f) - 0x4b400000u); }  // below 2^22
 
-// Codes of 8 bits; in a group with a number far above the others, beside which 8 bits leave little of them, 4 bits more
+// Codes of 8 bits; where a number is above `loud`, beside which 8 bits leave little of the others, 4 bits more
+inline void quantise_group(const float* x, float loud, InputGroup& to) {
+    uint32_t largest = 0;  // as bits, in which NaN is larger than all numbers: it must not vanish
+    for (int i = 0; i < GROUP; i++) {
+        const uint32_t bits = bits_of(x[i]) & 0x7fffffffu;
+        largest = bits > largest ? bits : largest;
+    }
+    const InputScale scale(float_of(largest), loud);
+    // at most 127 without a bound, since the scale is not rounded by more; what is not finite gets a scale that is not either
+    if (scale.fine)
+        for (int i = 0; i < GROUP; i++) {
+            const int32_t sixteenths = nearest(x[i] * (16.0f * scale.inverse)), code = (sixteenths + 8) >> 4;
+            to.codes[i] = static_cast<int8_t>(code);
+            to.fine[i] = static_cast<int8_t>(sixteenths - 16 * code);
+        }
+    else
+        for (int i = 0; i < GROUP; i++) to.codes[i] = static_cast<int8_t>(nearest(x[i] * scale.inverse)), to.fine[i] = 0;
+    int32_t sum = 0, fine_sum = 0;
+    for (int i = 0; i < GROUP; i++) sum += to.codes[i], fine_sum += to.fine[i];
+    scale.finish(sum, fine_sum, to);
+}
+
+#endif
+
 void quantise_row(const float* x, int n, int padded, InputGroup* groups) {
     const float loud = LOUD * sqrtf(mean_square(x, n));
     for (int start = 0; start < padded; start += GROUP, groups++) {
-        float own[GROUP];
-        if (start + GROUP <= n)
-            memcpy(own, x + start, sizeof own);
-        else
-            for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
-        uint32_t largest = 0;  // as bits, in which NaN is larger than all numbers: it must not vanish
-        for (int i = 0; i < GROUP; i++) {
-            const uint32_t bits = bits_of(own[i]) & 0x7fffffffu;
-            largest = bits > largest ? bits : largest;
+        if (start + GROUP <= n) {
+            quantise_group(x + start, loud, *groups);
+            continue;
         }
-        const float scale = float_of(largest) / 127.0f;
-        // below this, a sixteenth of the scale times that of a weight might be rounded as a subnormal number
-        const float inverse = scale > 0x1p-96f ? 1.0f / scale : 0.0f;
-        const bool fine = float_of(largest) > loud;
-        int8_t *q = groups->codes, *fine_codes = groups->fine;
-        // at most 127 without a bound, since the scale is not rounded by more; what is not finite gets a scale that is not either
-        if (fine)
-            for (int i = 0; i < GROUP; i++) {
-                const int32_t sixteenths = nearest(own[i] * (16.0f * inverse)), code = (sixteenths + 8) >> 4;
-                q[i] = static_cast<int8_t>(code);
-                fine_codes[i] = static_cast<int8_t>(sixteenths - 16 * code);
-            }
-        else
-            for (int i = 0; i < GROUP; i++) q[i] = static_cast<int8_t>(nearest(own[i] * inverse)), fine_codes[i] = 0;
-        int32_t sum = 0, fine_sum = 0;
-        for (int i = 0; i < GROUP; i++) sum += q[i], fine_sum += fine_codes[i];
-        const float total = static_cast<float>(sum) + 0.0625f * static_cast<float>(fine_sum);
-        groups->scale = scale;
-        groups->sum = scale * total;
-        groups->minus_sum = -sum;
-        groups->fine_sum = static_cast<int16_t>(fine_sum);
-        groups->is_fine = fine;
+        float own[GROUP];
+        for (int i = 0; i < GROUP; i++) own[i] = start + i < n ? x[start + i] : 0.0f;
+        quantise_group(own, loud, *groups);
     }
 }
 

@@ -49,6 +49,42 @@ inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
     odd = {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)))};
 }
 
+#define PS_OWN_GROUPS
+
+inline __m512i nearest(__m512 x) {
+    return _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(x, _mm512_set1_ps(12582912.0f))), _mm512_set1_epi32(0x4b400000));
+}
+// The lowest bytes of 16 integers are stored -> their sum, lane by lane with `sum`
+inline __m512i store_codes(__m512i codes, int8_t* to, __m512i sum) {
+    const __m128i bytes = _mm512_cvtepi32_epi8(codes);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), bytes);
+    return _mm512_add_epi32(sum, _mm512_cvtepi8_epi32(bytes));
+}
+
+// As quantise_group in kernels.inl
+inline void quantise_group(const float* x, float loud, InputGroup& to) {
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    const __m512 parts[2] = {_mm512_loadu_ps(x), _mm512_loadu_ps(x + LANES)};
+    const __m512i highest = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(parts[0]), magnitude),
+                                             _mm512_and_si512(_mm512_castps_si512(parts[1]), magnitude));
+    const InputScale scale(float_of(_mm512_reduce_max_epu32(highest)), loud);
+    __m512i sum = _mm512_setzero_si512(), fine_sum = sum;
+    if (scale.fine) {
+        const __m512 inverse = _mm512_set1_ps(16.0f * scale.inverse);
+        for (int i = 0; i < 2; i++) {
+            const __m512i sixteenths = nearest(_mm512_mul_ps(parts[i], inverse));
+            const __m512i codes = _mm512_srai_epi32(_mm512_add_epi32(sixteenths, _mm512_set1_epi32(8)), 4);
+            sum = store_codes(codes, to.codes + i * LANES, sum);
+            fine_sum = store_codes(_mm512_sub_epi32(sixteenths, _mm512_slli_epi32(codes, 4)), to.fine + i * LANES, fine_sum);
+        }
+    } else {
+        const __m512 inverse = _mm512_set1_ps(scale.inverse);
+        for (int i = 0; i < 2; i++) sum = store_codes(nearest(_mm512_mul_ps(parts[i], inverse)), to.codes + i * LANES, sum);
+        memset(to.fine, 0, sizeof to.fine);
+    }
+    scale.finish(_mm512_reduce_add_epi32(sum), scale.fine ? _mm512_reduce_add_epi32(fine_sum) : 0, to);
+}
+
 // keys[16][n] -> out[n][16], whatever numbers of four bytes these are
 inline void transpose(const char* const* keys, int n, void* out) {
     float* to = static_cast<float*>(out);
