@@ -291,6 +291,7 @@ inline void attend_tile(const Attention& task, const Query* queries, int first, 
     for (; d < padded; d += LANES) add_values<R, 1>(queries, factors, scores, block, from, to, d);
 }
 
+// All queries over the keys of a chunk, block after block
 template <typename Block>
 void attend_blocks(const Attention& task, const Query* queries, int count, const KeysOfChunk& keys, float* scratch,
                    float* scores) {
@@ -302,7 +303,10 @@ void attend_blocks(const Attention& task, const Query* queries, int count, const
             keys.fetch_ahead(block + KEY_BLOCK, head);
             own.load_slots(task, keys.of_block(block), head * head_bytes, keys.from(block), keys.to(block));
             const Query *next = queries + head * count, *last = next + count;
-            while (last - next >= TILE && last - next != 6) attend_tile<TILE>(task, next, block, end, own, scores), next += TILE;
+            while (last - next >= TILE && last - next != 6) {  // six are two times three
+                attend_tile<TILE>(task, next, block, end, own, scores);
+                next += TILE;
+            }
             for (; last - next >= 3; next += 3) attend_tile<3>(task, next, block, end, own, scores);
             for (; next < last; next++) attend_tile<1>(task, next, block, end, own, scores);
         }
