@@ -9,7 +9,7 @@ using namespace penstock;
 namespace {
 
 thread_local Buffer thread_ids, thread_weights;
-constexpr int SLICE = 512;  // rows whose widest activations are held at a time
+constexpr int SLICE = 256;  // rows whose widest activations are held at a time
 
 int guarded_allocation() { return fail("There is not enough memory for the activations."); }
 
