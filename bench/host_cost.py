@@ -57,6 +57,7 @@ WAYS = {
 
 class NoLayers:
     layers = LayerRange(0, 2)
+    device = torch.device("cpu")
     weight_hash = ""
 
     def __init__(self, kv_blocks: int) -> None:

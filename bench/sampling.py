@@ -3,7 +3,8 @@
     .venv/bin/python bench/sampling.py                            # 64 rows, a vocabulary of 49,152
     .venv/bin/python bench/sampling.py --against ../old/src       # the same beside the code of another checkout
 
-Each figure is the best of several rounds, in time of the thread, without that to make the logits.
+Each figure is the best of several rounds, in time of the thread, without that to make the logits. `native` lets the native
+kernels choose what they can, as a CPU does by default; the other columns are PyTorch's alone.
 """
 
 from __future__ import annotations
@@ -40,13 +41,19 @@ MIXTURES: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def measure(rows: int, vocab: int, context: int, rounds: int) -> dict[str, float]:
+def measure(rows: int, vocab: int, context: int, rounds: int, *, native: bool = False) -> dict[str, float]:
     import torch
 
     from penstock.domain.sampling import SamplingParams
     from penstock.model import sampler
 
     torch.set_num_threads(1)
+    picker = None
+    if native:
+        from penstock.kernels.library import KernelContext
+        from penstock.model.picker import NativePicker
+
+        picker = NativePicker(KernelContext(threads=1))
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(rows, vocab, generator=generator) * 3
     found = {}
@@ -60,7 +67,7 @@ def measure(rows: int, vocab: int, context: int, rounds: int) -> dict[str, float
         for step in range(rounds + 1):  # the first one warms up
             work = logits.clone()
             started = time.thread_time()
-            sampled = sampler.sample(work, made)
+            sampled = sampler.sample(work, made, picker)
             times.append(time.thread_time() - started)
             for text, one in zip(texts, sampled, strict=True):
                 text.append((one.token_id + step) % vocab)
@@ -92,13 +99,17 @@ def main() -> None:
     if args.json:
         print(json.dumps(measure(args.rows, args.vocab, args.context, args.rounds)))
         return
-    here = measure(args.rows, args.vocab, args.context, args.rounds)
-    there = _elsewhere(args.against, args) if args.against else {}
+    from penstock.kernels.library import load
+
+    sizes = args.rows, args.vocab, args.context, args.rounds
+    columns = {"before": _elsewhere(args.against, args)} if args.against else {}
+    columns["now"] = measure(*sizes)
+    if load() is not None:
+        columns["native"] = measure(*sizes, native=True)
     print(f"{args.rows} rows, a vocabulary of {args.vocab:,}, {args.context:,} tokens each; milliseconds of one thread\n")
-    print(f"| settings |{' before |' if there else ''} now |\n|---|{'--:|' if there else ''}--:|")
-    for name, milliseconds in here.items():
-        before = f" {there[name]:.1f} |" if there else ""
-        print(f"| {name} |{before} {milliseconds:.1f} |")
+    print(f"| settings | {' | '.join(columns)} |\n|---|{'--:|' * len(columns)}")
+    for name in MIXTURES:
+        print(f"| {name} | {' | '.join(f'{found[name]:.1f}' for found in columns.values())} |")
 
 
 if __name__ == "__main__":
