@@ -7,6 +7,7 @@ of the results.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.drawing import AMBER, BLUE, GREY, LINE, ROSE, SOFT, TEAL, VIOLET, Drawing, number  # noqa: E402
+from tools.drawing import AMBER, BLUE, GREY, ROSE, SOFT, TEAL, VIOLET, Drawing, number  # noqa: E402
 
 FOLDER = ROOT / "docs/img"
 LEFT, BOTTOM = 56, 44  # room for the axes, in pixels
@@ -108,24 +109,29 @@ def legend(drawing: Drawing, x: float, y: float, entries: Sequence[tuple[str, st
 
 def compare() -> Drawing:
     found = results("compare")["smollm2-135m"]
-    systems = {"penstock": BLUE, "generate": GREY, "continuous": LINE}
-    drawing = Drawing(860, 330, "Tokens per second of Penstock and transformers, for one to 64 requests at once and for prompts")
-    parts: list[tuple[float, float, str, list[str], float, list[str]]] = [
-        (10, 480, "Answers: tokens per second", ["single", "8", "32", "64"], 500, ["1", "8", "32", "64"]),
-        (510, 340, "Prompts: tokens per second", ["prefill-512", "prefill-2048"], 2000, ["512 tokens", "2,048 tokens"]),
+    known = {
+        "penstock": ("Penstock, 4 bits", BLUE),
+        "penstock-bf16": ("Penstock, bf16", TEAL),
+        "llama.cpp-q4_0": ("llama.cpp, Q4_0", AMBER),
+        "vllm-fp32": ("vLLM, fp32", ROSE),
+        "generate-fp32": ("transformers, fp32", GREY),
+    }
+    colors = [color for _, color in known.values()]
+    drawing = Drawing(860, 330, "Tokens per second of Penstock and others, for one to 64 requests at once and for prompts")
+    parts: list[tuple[float, float, str, list[str], list[str]]] = [
+        (10, 520, "Answers: tokens per second", ["single", "8", "32", "64"], ["1", "8", "32", "64"]),
+        (550, 300, "Prompts: tokens per second", ["prefill-512", "prefill-2048"], ["512 tokens", "2,048 tokens"]),
     ]
-    for x, w, title, cases, top, labels in parts:
-        plot = Plot(drawing, x, 10, w, 270, title, top)
-        plot.bars(
-            [[[run["speed"] for run in found["cases"][case]["samples"][s]] for s in systems] for case in cases],
-            list(systems.values()),
-        )
+    for x, w, title, cases, labels in parts:
+        speeds = [[[run["speed"] for run in found["cases"][case]["samples"][name]] for name in known] for case in cases]
+        most = max(speed for case in speeds for runs in case for speed in runs)
+        plot = Plot(drawing, x, 10, w, 270, title, 200 * math.ceil(most / 200))
+        plot.bars(speeds, colors)
         for i, text in enumerate(labels):
             plot.label((i + 0.5) / len(labels), text)
         plot.caption("requests at once" if "1" in labels else "one prompt")
-    names = ["Penstock, PyTorch in bf16", "transformers, static batch", "transformers, continuous batching"]
-    legend(drawing, 66, 298, list(zip(names, systems.values(), strict=True)))
-    drawing.text(66, 320, source(found), size=11, color=SOFT)
+    legend(drawing, 66, 298, list(known.values()))
+    drawing.text(10, 320, source(found), size=10, color=SOFT)
     return drawing
 
 
