@@ -23,8 +23,8 @@ def changes(code: str) -> list[str]:
                 found.append(node.attr)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "move":
             found += ["move" for argument in node.args if ast.unparse(argument).removeprefix("SequenceState.") in STATES]
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("seq.tokens.append", "seq.tokens.extend"):
-            found.append("tokens")
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("append", "extend"):
+            found += ["tokens"] if ast.unparse(node.func.value) == "seq.tokens" else []
     return found
 
 
