@@ -150,7 +150,7 @@ def imports_of(file: Path, source: Path) -> Iterator[Import]:
             targets = [".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names]
         for target in targets:
             yield Import(file, module, node.lineno, target, lazy, typing)  # type: ignore[attr-defined]
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             for child in node.body:
                 yield from walk(child, inside, True)
@@ -158,7 +158,8 @@ def imports_of(file: Path, source: Path) -> Iterator[Import]:
                 yield from walk(child, inside, typing)
             return
         for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside, typing)
+            if not isinstance(child, ast.expr):  # no expression imports anything
+                yield from walk(child, inside, typing)
 
     yield from walk(ast.parse(file.read_text(encoding="utf-8"), str(file)), False, False)
 
