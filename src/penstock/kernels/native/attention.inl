@@ -92,17 +92,14 @@ struct FloatBlock {
         }
     }
 
-    // Numbers d and d + 1 of 16 keys; where there is no d + 1, whatever lies there
-    void key_pair(int group, int d, V& even, V& odd) const {
-        even = load(keys + (group * dim + d) * LANES);
-        odd = load(keys + (group * dim + d + 1) * LANES);
+    // Number d + ODD of 16 keys, where d is even
+    template <int ODD>
+    V key(int group, int d, Number<ODD>) const {
+        return load(keys + (group * dim + d + ODD) * LANES);
     }
 
-    // Numbers d to d + 16 of two values
-    void value_pair(int key, int d, V& even, V& odd) const {
-        even = load(values + key * padded + d);
-        odd = load(values + (key + 1) * padded + d);
-    }
+    // Numbers d to d + 16 of a value
+    V value(int key, int d) const { return load(values + key * padded + d); }
 };
 
 // The same of 16 bits, for a few queries: numbers become floats as they are multiplied. Heads are a multiple of 16.
@@ -127,17 +124,15 @@ struct HalfBlock {
         }
     }
 
-    void key_pair(int group, int d, V& even, V& odd) const {
+    template <int ODD>
+    V key(int group, int d, Number<ODD>) const {
         const uint16_t* own = pairs + (group * dim + d) * LANES;
+        V even, odd;
         if (TYPE == PS_TYPE_BF16)
             load_pair_bf16(own, even, odd);
         else
             load_pair_f16(own, even, odd);
-    }
-
-    void value_pair(int key, int d, V& even, V& odd) const {
-        even = value(key, d);
-        odd = value(key + 1, d);
+        return ODD ? odd : even;
     }
 
     V value(int key, int d) const {
@@ -174,10 +169,10 @@ inline float to_8_bits(float x) {
 }
 
 // Add the products of numbers [from, to), at most 32, of R queries with N vectors: those of the even and of the odd apart, as a
-// tile does. pair(n, i): numbers i and i + 1 of a vector
+// tile does. vector(n, i, Number<1>): number i + 1 of a vector
 template <int R, int N, typename A, typename B>
-inline void add_products(int from, int to, const A& number, const B& pair, V (*sums)[N]) {
-    V even[R][N], odd[R][N], first, second;
+inline void add_products(int from, int to, const A& number, const B& vector, V (*sums)[N]) {
+    V even[R][N], odd[R][N];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
@@ -186,16 +181,17 @@ inline void add_products(int from, int to, const A& number, const B& pair, V (*s
     for (; i + 2 <= to; i += 2)
 #pragma GCC unroll 2
         for (int n = 0; n < N; n++) {
-            pair(n, i, first, second);
+            const V first = vector(n, i, Number<0>());
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) even[r][n] = fma(all(number(r, i)), first, even[r][n]);
+            const V second = vector(n, i, Number<1>());
 #pragma GCC unroll 4
             for (int r = 0; r < R; r++) odd[r][n] = fma(all(number(r, i + 1)), second, odd[r][n]);
         }
     if (i < to)
         for (int n = 0; n < N; n++) {
-            pair(n, i, first, second);
-            for (int r = 0; r < R; r++) even[r][n] = fma(all(number(r, i)), first, even[r][n]);
+            const V last = vector(n, i, Number<0>());
+            for (int r = 0; r < R; r++) even[r][n] = fma(all(number(r, i)), last, even[r][n]);
         }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -212,7 +208,7 @@ inline void score(const Query* queries, float scale, const Block& block, int gro
     for (int d = 0; d < block.dim; d += GROUP)
         add_products<R, N>(
             d, d + GROUP < block.dim ? d + GROUP : block.dim, [&](int r, int i) { return queries[r].q[i]; },
-            [&](int n, int i, V& even, V& odd) { block.key_pair(group + n, i, even, odd); }, sums);
+            [&](int n, int i, auto odd) { return block.key(group + n, i, odd); }, sums);
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) save(scores + r * KEY_BLOCK + (group + n) * LANES, mul(sums[r][n], all(scale)));
 }
@@ -229,7 +225,7 @@ inline void add_values(const Query* queries, const float* factors, const float* 
         if (low < high)
             add_products<R, N>(
                 low, high, [&](int r, int key) { return weights[r * KEY_BLOCK + key]; },
-                [&](int n, int key, V& even, V& odd) { block.value_pair(key, d + n * LANES, even, odd); }, sums);
+                [&](int n, int key, auto odd) { return block.value(key + odd.value, d + n * LANES); }, sums);
     }
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) save(queries[r].state + d + n * LANES, sums[r][n]);
@@ -314,7 +310,7 @@ void attend_blocks(const Attention& task, const Query* queries, int count, const
 }
 
 void attend(const Attention& task, int first, int count, int chunk, float* scratch, float* states) {
-    constexpr int FEW = 8;  // queries for which converting a block at once is not worth it
+    constexpr int FEW = VECTORS > 1 ? 8 : TILE;  // queries for which writing out a block first is not worth it
     const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES)), stride = state_size(dim);
     Query queries[QUERY_TILE];
     float* scores = scratch + 2 * KEY_BLOCK * padded;
