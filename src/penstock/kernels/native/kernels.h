@@ -24,7 +24,8 @@ struct InputGroup {
     int16_t fine_sum, is_fine;  // 0 where all fine codes are 0: where all inputs are near the others in size
 };
 
-// How a group of inputs is rounded.
+// How a group of inputs is rounded. Each path has its own.
+namespace {
 struct InputScale {
     float scale, inverse;
     bool fine;
@@ -42,6 +43,7 @@ struct InputScale {
         to.is_fine = fine;
     }
 };
+}  // namespace
 
 // Rows of activations, padded to padded_cols with zeros: groups for quantised weights, x for the others, and halves, which are
 // the same numbers as x, for bf16.
