@@ -161,8 +161,8 @@ def find_model(name: str) -> Model:
     import torch
     from safetensors.torch import load_file, save_file
 
+    from penstock.model.cache import cache_dir
     from penstock.model.sources import resolve
-    from penstock.model.sources.cache import cache_dir
     from penstock.model.sources.catalogue import find
 
     published = resolve(name)

@@ -15,8 +15,8 @@ import gguf
 import numpy as np
 
 from engine import SHAPES
+from penstock.model.cache import cache_dir
 from penstock.model.sources import resolve
-from penstock.model.sources.cache import cache_dir
 from penstock.model.sources.catalogue import DEFAULT_MODEL, find
 
 SPREAD = 0.02  # standard deviation of the weights

@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from penstock.config.engine import EngineConfig
+from penstock.model.cache import cache_dir
 from penstock.model.packed_file import SOURCE
-from penstock.model.sources.cache import cache_dir
 from penstock.model.weights import WeightFiles
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from tests.kernels.test_native_model import BLOCK_SIZE, KV_MEMORY, LAYERS, TEXT, load, logits, write_model

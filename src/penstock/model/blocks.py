@@ -7,7 +7,6 @@ beside it has the blocks that they were computed from, for back-ends that comput
 
 from __future__ import annotations
 
-import hashlib
 import json
 import mmap
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import CorruptWeights
+from penstock.model.known_hashes import hash_parts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -99,7 +99,7 @@ class Blocks:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         rows, width = entry.shape
         found = np.frombuffer(data, np.uint8, rows * width, entry.start).reshape(rows, width)
-        if hashlib.sha256(found.data).hexdigest() != entry.sha256:
+        if hash_parts(self._path, {name: found.data})[name] != entry.sha256:
             raise CorruptWeights(f"{name} in {self._path} is damaged.", hint=_FETCH_AGAIN)
         return entry.type_name, found
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.kernels.packed import ALIGNMENT
+from penstock.model.known_hashes import hash_parts
 
 SOURCE = "source"
 Bytes = NDArray[np.uint8]
@@ -54,7 +55,7 @@ class PackedFile:
             data = mapped[_LENGTH + length :]
             places = {name: (int(start), int(size)) for name, (start, size) in header["places"].items()}
             digest = bytes.fromhex(header["digest"])
-            if len(data) != _end(places) or hashlib.sha256(data.data).hexdigest() != header["sha256"]:
+            if len(data) != _end(places) or hash_parts(path, {"data": data.data})["data"] != header["sha256"]:
                 return None
         except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return None

@@ -23,9 +23,9 @@ from penstock.kernels.packed import PackedMatrix, natural_kind, packed_bytes
 from penstock.kernels.structs import Kind, SourceType
 from penstock.kernels.weight_memory import WeightMemory
 from penstock.model.blocks import SIZES, Blocks
+from penstock.model.cache import cache_dir
 from penstock.model.packed_file import SOURCE, Bytes, PackedFile, remove_orphans
 from penstock.model.shapes import Shapes, end_params, end_shapes, layer_prefix, layer_shapes
-from penstock.model.sources.cache import cache_dir
 from penstock.model.spec import ModelSpec
 from penstock.model.weights import WeightFiles, digest
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from penstock.errors import CorruptWeights, UnsupportedModel
 from penstock.model.blocks import Blocks
 from penstock.model.families import QUANTISED_HINT
+from penstock.model.known_hashes import hash_parts
 
 FETCH_AGAIN_HINT = "Remove the file and fetch the model again."
 
@@ -111,7 +112,12 @@ class WeightFiles:
             self._read_file(self.folder / file, names, found)
         for name in sorted(shapes):
             check_shape(name, tuple(found[name].shape), shapes[name])
-        return found, [_hashed(name, found[name]) for name in sorted(shapes)]
+        hashes: dict[str, str] = {}
+        for file, names in by_file.items():
+            hashes |= hash_parts(self.folder / file, {name: _content(name, found[name]) for name in names})
+        return found, [
+            HashedTensor(name, _NAMES[found[name].dtype], tuple(found[name].shape), hashes[name]) for name in sorted(shapes)
+        ]
 
     def _check_not_quantised(self, missing: str) -> None:
         for part in CODE_NAMES:
@@ -202,11 +208,10 @@ def _place(name: str, entry: dict[str, Any], start: int, size: int) -> TensorPla
     return place
 
 
-def _hashed(name: str, tensor: Tensor) -> HashedTensor:
+def _content(name: str, tensor: Tensor) -> memoryview:
     if tensor.dtype not in _NAMES:
         raise _unknown_type(name, str(tensor.dtype))
-    content = tensor.reshape(-1).view(torch.uint8).numpy().data
-    return HashedTensor(name, _NAMES[tensor.dtype], tuple(tensor.shape), hashlib.sha256(content).hexdigest())
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _open(path: Path) -> safe_open:

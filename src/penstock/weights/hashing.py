@@ -1,20 +1,18 @@
-"""The manifest of a model folder: hashes its weights, and caches the hashes of files that have not changed."""
+"""The manifest of a model folder: hashes its weights, except for files that have not changed since."""
 
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import CorruptWeights
 from penstock.model.families import FAMILIES
+from penstock.model.known_hashes import KnownHashes
 from penstock.model.shapes import end_shapes, layer_shapes
-from penstock.model.sources.cache import cache_dir
 from penstock.model.spec import ModelSpec
-from penstock.model.weights import HashedTensor, WeightFiles, check_shape, places
+from penstock.model.weights import HashedTensor, TensorPlace, WeightFiles, check_shape, places
 from penstock.progress import Progress, silent
 from penstock.weights.manifest import FILES, HashedFile, Manifest
 
@@ -65,31 +63,35 @@ class _Hashing:
         by_file: dict[Path, list[str]] = {}
         for name, file in where.items():
             by_file.setdefault(self._folder / file, []).append(name)
-        found: dict[str, HashedTensor] = {}
-        unread: dict[Path, list[str]] = {}
+        tables: dict[Path, dict[str, TensorPlace]] = {}
+        hashes: dict[Path, dict[str, str]] = {}
+        unread: list[Path] = []
         for path, names in by_file.items():
             if not path.is_file():
                 continue
-            if (known := _HashCache(path).get(names)) is not None:
-                found |= known
-            else:
-                unread[path] = names
-                self._total += path.stat().st_size
-        for path, names in unread.items():
-            found |= self._hash(path, names)
-        return found
-
-    def _hash(self, path: Path, names: list[str]) -> dict[str, HashedTensor]:
-        cache, table = _HashCache(path), places(path)
-        found = {}
-        # read, not mapped: a file that is cut short meanwhile would kill the process
-        with path.open("rb", buffering=0) as file:
+            table = places(path)
             for name in names:
                 if name not in table:
                     raise CorruptWeights(f"{path} lacks the tensor {name}.", hint="Fetch the model again.")
-                place = table[name]
-                found[name] = HashedTensor(name, place.dtype, place.shape, self._sha256(file, place.start, place.end))
-        cache.put(found)
+            tables[path] = {name: table[name] for name in names}
+            known = hashes[path] = KnownHashes(path).get(names)
+            if len(known) < len(names):
+                unread.append(path)
+                self._total += path.stat().st_size
+        for path in unread:
+            hashes[path] = self._hash(path, tables[path])
+        return {
+            name: HashedTensor(name, place.dtype, place.shape, hashes[path][name])
+            for path, table in tables.items()
+            for name, place in table.items()
+        }
+
+    def _hash(self, path: Path, table: Mapping[str, TensorPlace]) -> dict[str, str]:
+        hashes = KnownHashes(path)
+        # read, not mapped: a file that is cut short meanwhile would kill the process
+        with path.open("rb", buffering=0) as file:
+            found = {name: self._sha256(file, place.start, place.end) for name, place in table.items()}
+        hashes.add(found)
         return found
 
     def _sha256(self, file: BinaryIO, start: int, end: int) -> str:
@@ -111,40 +113,3 @@ def read_range(file: BinaryIO, start: int, end: int) -> Iterator[memoryview]:
             raise CorruptWeights(f"{file.name} was truncated while it was read.", hint="Download the model again.")
         yield buffer[:count]
         start += count
-
-
-class _HashCache:
-    """The cached hashes of one file, valid for one version of it (size, modification time, inode)."""
-
-    def __init__(self, path: Path) -> None:
-        path = path.resolve()  # snapshots of the hub are links to files that several of them share
-        status = path.stat()
-        self._path = path
-        self._version = [status.st_size, status.st_mtime_ns, status.st_ino]
-        self._file = cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}.json"
-
-    def get(self, names: list[str]) -> dict[str, HashedTensor] | None:
-        try:
-            entry = json.loads(self._file.read_text(encoding="utf-8"))
-            if entry["version"] != self._version:
-                return None
-            known = entry["tensors"]
-            return {name: HashedTensor(name, known[name][0], tuple(known[name][1]), known[name][2]) for name in names}
-        except (OSError, ValueError, LookupError, TypeError):
-            return None  # missing or damaged: the file is hashed again
-
-    def put(self, tensors: Mapping[str, HashedTensor]) -> None:
-        if _HashCache(self._path)._version != self._version:
-            return  # the file changed while it was read
-        content = {
-            "file": str(self._path),
-            "version": self._version,
-            "tensors": {name: [tensor.dtype, tensor.shape, tensor.sha256] for name, tensor in tensors.items()},
-        }
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            draft = self._file.with_suffix(f".{os.getpid()}")
-            draft.write_text(json.dumps(content), encoding="utf-8")
-            draft.replace(self._file)
-        except OSError:
-            pass  # without the cache it only takes longer

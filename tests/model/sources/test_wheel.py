@@ -18,8 +18,8 @@ import pytest
 import penstock
 from penstock.errors import DownloadFailed, ModelError
 from penstock.model import sources
+from penstock.model.cache import locked
 from penstock.model.sources import catalogue, wheel
-from penstock.model.sources.cache import locked
 from penstock.model.sources.catalogue import WheelModel
 from penstock.progress import silent
 from tests.model.sources.standin_server import Page, StandIn, serving

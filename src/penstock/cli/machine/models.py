@@ -70,8 +70,8 @@ def list_models(as_json: JsonOption = False) -> None:
 @app.command()
 def pull(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
     """Fetch a model now, so that its first use does not have to wait."""
+    from penstock.model.cache import size_on_disk
     from penstock.model.sources import resolve
-    from penstock.model.sources.cache import size_on_disk
 
     with ProgressBars() as bars:
         folder = resolve(model, progress=bars)
@@ -125,7 +125,7 @@ def print_hash(model: ModelArgument = DEFAULT_MODEL) -> None:
 def summarize(name: str, folder: Path) -> ModelSummary:
     from penstock.kernels.library import load
     from penstock.model.blocks import Blocks
-    from penstock.model.sources.cache import size_on_disk
+    from penstock.model.cache import size_on_disk
     from penstock.model.spec import read_spec
 
     spec = read_spec(folder)

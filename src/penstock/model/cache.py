@@ -3,7 +3,7 @@
 - `downloads/`: files that are deleted after use
 - `gguf/`: fetched GGUF files
 - `models/`: one folder in Hugging Face layout per converted model
-- `manifests/`: hashes of weight files
+- `manifests/`: hashes of weight files (`model/known_hashes.py`)
 - `packed/`: weights that were rounded to 8 or 4 bits (`model/packed_file.py`)
 - `peers/`: weights from other nodes
 - `locks/`: one lock per model, held while it is fetched and converted
