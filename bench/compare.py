@@ -156,8 +156,8 @@ def write_document(kept: dict[str, Results]) -> None:
     DOCUMENT.write_text(f"{before}{BEGIN}\n\n" + "\n\n".join(parts) + f"\n\n{END}{after}", encoding="utf-8")
 
 
-def find_model(name: str) -> Model:
-    """Fetch it where needed, and keep its weights in bf16 too, for the systems that want those."""
+def find_model(name: str, *, bf16: bool) -> Model:
+    """Fetch it where needed. bf16: keep its weights in bf16, too."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -168,6 +168,8 @@ def find_model(name: str) -> Model:
     published = resolve(name)
     known = find(name)
     gguf = cache_dir() / "gguf" / known.gguf if known else Path(name)
+    if not bf16:
+        return Model(name, published, gguf)
     folder = SCRATCH / "models" / published.name
     if not (folder / "config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -255,7 +257,8 @@ def main() -> None:
         say(f"The machine is busy (load average {results['machine']['load_before']:.1f}): expect figures that mean little.")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the workers end too
     try:
-        results |= measure(systems, cases, rounds, find_model(name), threads)
+        model = find_model(name, bf16=not all(SYSTEMS[system].as_published for system in systems))
+        results |= measure(systems, cases, rounds, model, threads)
     except KeyboardInterrupt:
         sys.exit(130)
     if args.json:

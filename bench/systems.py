@@ -146,24 +146,28 @@ def _transformers_model(folder: Path, dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a system is made of a model and a number of threads, and the environment that it needs; None for this one."""
+    """How a system is made of a model and a number of threads, and the environment that it needs; None for this one.
+
+    as_published: whether it reads the file that the model was published as, and not its weights in bf16.
+    """
 
     make: Callable[[Model, int], System]
     environment: Environment | None = None
+    as_published: bool = False
 
     def python(self) -> Path:
         return self.environment.python() if self.environment else Path(sys.executable)
 
 
 SYSTEMS = {
-    "penstock": Entry(lambda model, threads: Penstock(model.name)),
+    "penstock": Entry(lambda model, threads: Penstock(model.name), as_published=True),
     "penstock-bf16": Entry(lambda model, threads: Penstock(str(model.folder))),
     "generate": Entry(partial(Generate, "bfloat16")),
     "generate-fp32": Entry(partial(Generate, "float32")),
     "continuous": Entry(Continuous),
-    "llama.cpp": Entry(partial(LlamaCpp, ""), LLAMA_CPP),
-    "llama.cpp-q4_0": Entry(partial(LlamaCpp, "q4_0"), LLAMA_CPP),
-    "llama.cpp-q8_0": Entry(partial(LlamaCpp, "q8_0"), LLAMA_CPP),
+    "llama.cpp": Entry(partial(LlamaCpp, ""), LLAMA_CPP, as_published=True),
+    "llama.cpp-q4_0": Entry(partial(LlamaCpp, "q4_0"), LLAMA_CPP, as_published=True),
+    "llama.cpp-q8_0": Entry(partial(LlamaCpp, "q8_0"), LLAMA_CPP, as_published=True),
     "vllm": Entry(partial(Vllm, "auto"), VLLM),
     "vllm-fp32": Entry(partial(Vllm, "float32"), VLLM),
 }

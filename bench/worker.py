@@ -28,7 +28,7 @@ class Model:
     """One model in the forms that systems read.
 
     name: as Penstock resolves it.
-    folder: its weights in bf16, in Hugging Face layout.
+    folder: in Hugging Face layout, with its weights in bf16 where a system reads them.
     gguf: the file that it was published as.
     """
 
