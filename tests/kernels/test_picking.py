@@ -51,7 +51,7 @@ def test_most_tokens_are_picked_and_are_the_samplers(context, paths: list[str], 
     wanted = [plain_sample(logits[i], row, 2) for i, row in enumerate(rows)]
     for path in paths:
         picked = NativePicker(context(path)).certain(logits, rows)
-        assert (picked >= 0).mean() > 0.8
+        assert (picked >= 0).mean() > 0.95
         assert [token for token, plain in zip(picked, wanted, strict=True) if token not in (-1, plain)] == []
     assert [one.token_id for one in sample(logits.clone(), rows, NativePicker(context()))] == wanted
 

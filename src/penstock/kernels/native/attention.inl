@@ -355,7 +355,7 @@ void finish_state(const float* state, int dim, float* out) {
 constexpr Kernels table_of(const char* name, decltype(Kernels::product) own_product = product,
                            decltype(Kernels::attend) own_attend = attend) {
     return {name,      quantise_row,   round_row,      own_product,  rms_norm_row, rotate_head,  gate_row,
-            store_row, choose_experts, largest_of_row, weigh_logits, own_attend,   merge_states, finish_state};
+            store_row, choose_experts, largest_of_row, weigh_logits, select_weights, own_attend, merge_states, finish_state};
 }
 
 }  // namespace

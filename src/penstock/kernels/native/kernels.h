@@ -105,6 +105,8 @@ struct Kernels {
     float (*largest)(const float* x, int n);  // any number where one is NaN
     // weights[i] = e^(logits[i] / temperature - largest / temperature); weights may be logits
     void (*weigh)(const float* logits, int n, float temperature, float largest, float* weights);
+    // The weights of at least `bound` and their ids, of which the first is `id` -> how many. They need room for 16 more.
+    int (*select)(const float* weights, int n, float bound, int id, float* to, int32_t* ids);
     // Queries [first, first + count) of each head's rows, over the keys of one chunk -> state[heads][count][state_size]: o, max,
     // sum. There are QUERY_TILE of all heads at most.
     void (*attend)(const Attention& task, int first, int count, int chunk, float* scratch, float* state);

@@ -219,6 +219,19 @@ void weigh_logits(const float* logits, int n, float temperature, float largest, 
     }
 }
 
+int select_weights(const float* weights, int n, float bound, int id, float* to, int32_t* ids) {
+    int i = 0, count = 0;
+#ifdef PS_OWN_SELECT
+    for (; i + LANES <= n; i += LANES) count += select_lanes(weights + i, bound, id + i, to + count, ids + count);
+#endif
+    for (; i < n; i++) {
+        to[count] = weights[i];
+        ids[count] = id + i;
+        count += weights[i] >= bound;
+    }
+    return count;
+}
+
 // ---- products ----
 
 template <int KIND>

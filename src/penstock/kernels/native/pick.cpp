@@ -14,8 +14,7 @@ namespace {
 constexpr int TILE = 128;
 constexpr float SAME = 2e-6f;  // relative difference of two weights that may be equal elsewhere: several units in the last place
 constexpr double EDGE = 2e-6;  // of the whole: how far the edge of a token may lie elsewhere
-constexpr double NUCLEUS_EDGE = 3e-6;  // ... and that of a nucleus, which is compared with a sum in fp32
-constexpr int MAX_CANDIDATES = 16384;
+constexpr double NUCLEUS_EDGE = 3e-6;                // ... and that of a nucleus, which is compared with a sum in fp32
 constexpr float NOTHING = 1e-37f;                    // what is masked has no larger weight, and is never drawn
 constexpr int BIN_SHIFT = 18;                        // bits of a weight that do not tell bins apart: a bin spans 3 %
 constexpr int BINS = (0x3f800000 >> BIN_SHIFT) + 1;  // weights are at most 1
@@ -45,6 +44,19 @@ struct Weights {
     int tile_end(int tile) const { return (tile + 1) * TILE < n ? (tile + 1) * TILE : n; }
 };
 
+// Which weights the limits leave. Between `low` and `high` that is in doubt: the sampler may keep some of these and drop others.
+struct Edge {
+    float low = 0.0f, high = 0.0f;
+
+    bool keeps(float weight) const { return well_above(weight, high); }
+    bool drops(float weight) const { return well_above(low, weight); }
+
+    void raise(float least, float largest_below) {
+        low = std::max(low, least);
+        high = std::max(high, largest_below);
+    }
+};
+
 // What could be drawn, in the order of ids: all tokens whose weight is at least `bound`.
 struct Candidates {
     int count = 0;
@@ -53,22 +65,16 @@ struct Candidates {
     float* sorted;
     float bound;
 
-    // False if there are too many
-    bool gather(const Weights& row, float from) {
-        bound = from;
-        weights = thread_candidates.take<float>(3 * MAX_CANDIDATES);
-        sorted = weights + MAX_CANDIDATES;
-        ids = reinterpret_cast<int32_t*>(sorted + MAX_CANDIDATES);
+    Candidates(const Kernels& kernels, const Weights& row, float from) : bound(from) {
+        const int64_t room = row.n + 16;
+        weights = thread_candidates.take<float>(3 * room);
+        sorted = weights + room;
+        ids = reinterpret_cast<int32_t*>(sorted + room);
         for (int tile = 0; tile < row.tiles; tile++) {
             if (row.peaks[tile] < bound) continue;
-            if (count + TILE > MAX_CANDIDATES) return false;
-            for (int i = tile * TILE, end = row.tile_end(tile); i < end; i++) {
-                weights[count] = row.weights[i];
-                ids[count] = i;
-                count += row.weights[i] >= bound;
-            }
+            const int first = tile * TILE;
+            count += kernels.select(row.weights + first, row.tile_end(tile) - first, bound, first, weights + count, ids + count);
         }
-        return true;
     }
 
     // Sort the weights within [from, end), largest first.
@@ -82,14 +88,22 @@ struct Candidates {
         return size;
     }
 
-    // Whether sorted weight i is well above all smaller ones, also those that are no candidates.
-    bool stands_out(int i, int size) const {
+    // No weight that is smaller than this one is larger than the result.
+    float below(float weight) const {
         float next = bound;
-        if (i + 1 < size)
-            next = sorted[i + 1];
-        else
-            for (int c = 0; c < count; c++) next = weights[c] < sorted[i] && weights[c] > next ? weights[c] : next;
-        return well_above(sorted[i], next);
+        for (int i = 0; i < count; i++) next = weights[i] < weight && weights[i] > next ? weights[i] : next;
+        return next;
+    }
+
+    // The sums of what is kept, and of what is in doubt
+    void sum(const Edge& edge, double* kept, double* doubtful) const {
+        *kept = *doubtful = 0.0;
+        for (int i = 0; i < count; i++) {
+            const double weight = static_cast<double>(weights[i]);
+            const bool keep = edge.keeps(weights[i]);
+            *kept += keep ? weight : 0.0;
+            *doubtful += keep || edge.drops(weights[i]) ? 0.0 : weight;
+        }
     }
 };
 
@@ -120,34 +134,34 @@ struct Histogram {
     }
 };
 
-// The smallest weight within top_k; false if it is not certain. There are at least as many candidates.
-bool limit_count(Candidates& all, const Histogram& bins, int top_k, float* floor) {
+// Leave top_k weights, of at least as many.
+void limit_count(Candidates& all, const Histogram& bins, int top_k, Edge* edge) {
     int bin = BINS - 1, above = 0;
     while (bin > 0 && above + bins.count[bin] < top_k) above += bins.count[bin--];
     const int size = all.sort(Histogram::floor(bin), Histogram::floor(bin + 1)), last = top_k - above - 1;
-    if (last >= size) return false;
-    *floor = all.sorted[last];
-    return all.stands_out(last, size);
+    const float least = all.sorted[last];
+    const float next = last + 1 < size ? all.sorted[last + 1] : all.below(least);
+    edge->raise(least, well_above(least, next) ? next : least);
 }
 
-// The smallest weight of the nucleus that is a share of `whole`, if it is among weights of at least `least`. False if that is not
-// certain.
-bool limit_mass(Candidates& all, const Histogram& bins, float least, float share, double whole, float* floor) {
-    const double limit = static_cast<double>(share) * whole, margin = NUCLEUS_EDGE * whole;
-    double before = 0.0;
+// Leave the nucleus, whose sum is somewhere within [least, most]. False if it reaches below what is known.
+bool limit_mass(Candidates& all, const Histogram& bins, double least, double most, Edge* edge) {
+    least = std::max(least, static_cast<double>(NOTHING));  // the likeliest token is always in it
     int bin = BINS - 1;
-    for (; bin > 0 && before + bins.mass[bin] < limit; bin--) before += bins.mass[bin];
-    const float from = Histogram::floor(bin) > least ? Histogram::floor(bin) : least;
-    const int size = all.sort(from, Histogram::floor(bin + 1));
-    for (int i = 0; i < size; i++) {
-        const double after = before + static_cast<double>(all.sorted[i]);
-        if (after >= limit) {
-            *floor = all.sorted[i];
-            return before < limit - margin && after > limit + margin && all.stands_out(i, size);
-        }
-        before = after;
-    }
-    return before < limit - margin;  // it reaches below
+    double before = 0.0;
+    for (; bin > 0 && before + bins.mass[bin] < least; bin--) before += bins.mass[bin];
+    const float end = Histogram::floor(bin + 1);
+    double upto = before + bins.mass[bin];
+    while (upto <= most && bin > 0 && Histogram::floor(bin) > edge->low) upto += bins.mass[--bin];
+    if (upto <= most && edge->low <= all.bound) return false;
+    const int size = all.sort(Histogram::floor(bin), end);
+    int i = 0;
+    for (; i < size && before < least; i++) before += static_cast<double>(all.sorted[i]);
+    if (before < least) return true;  // the other limits leave less
+    const float largest_below = i < size ? all.sorted[i] : all.below(all.sorted[size - 1]);
+    for (; i < size && before <= most; i++) before += static_cast<double>(all.sorted[i]);
+    edge->raise(before > most ? all.sorted[i - 1] : 0.0f, largest_below);
+    return true;
 }
 
 // The k-th largest of the tiles' peaks: there are k weights of at least this. 0 where there are fewer tiles.
@@ -159,42 +173,50 @@ float peak_bound(const Weights& row, int k) {
     return copy[k - 1];
 }
 
-int32_t draw_limited(const Weights& row, const ps_choice& choice) {
+int32_t draw_limited(const Kernels& kernels, const Weights& row, const ps_choice& choice) {
     const bool counted = choice.top_k > 0 && choice.top_k < row.n, nucleus = choice.top_p < 1.0f;
-    float bound = std::max(choice.min_p, NOTHING);
+    const double share = static_cast<double>(choice.top_p);
+    const auto from = [&](float bound) { return std::max({bound, choice.min_p, NOTHING}) * (1.0f - 4.0f * SAME); };
+    float bound = 0.0f;
     if (counted)
-        bound = std::max(bound, peak_bound(row, choice.top_k));
+        bound = peak_bound(row, choice.top_k);
     else if (nucleus)  // all smaller weights together are half of what a nucleus leaves out
-        bound = std::max(bound, static_cast<float>((1.0 - static_cast<double>(choice.top_p)) * row.total / (2.0 * row.n)));
-    Candidates all;
-    if (!all.gather(row, bound * (1.0f - 4.0f * SAME)) || all.count == 0) return UNCERTAIN;
-    float floor = 0.0f;
+        bound = static_cast<float>((1.0 - share) * row.total / (2.0 * row.n));
+    const bool guess = nucleus && !counted;  // few tokens with much of the whole, as models have them
+    Candidates all(kernels, row, from(guess ? 16.0f * bound : bound));
+    if (guess && sum_of(all.weights, all.count) <= (share + 2.0 * NUCLEUS_EDGE) * row.total) all = {kernels, row, from(bound)};
+    Edge edge;
+    if (choice.min_p > 0.0f) edge.raise(choice.min_p, choice.min_p);
+    double total = row.total, doubtful = 0.0;
     if (counted || nucleus) {
         const Histogram bins(all);
         const bool cut = all.count < choice.top_k;  // min_p leaves fewer than top_k
-        if (counted && !cut && !limit_count(all, bins, choice.top_k, &floor)) return UNCERTAIN;
-        double whole = row.total;
-        if (counted) {
-            whole = 0.0;
-            for (int i = 0; i < all.count; i++) whole += all.weights[i] >= floor ? static_cast<double>(all.weights[i]) : 0.0;
-        }
         if (counted && nucleus && cut && choice.min_p > 0.0f) return UNCERTAIN;  // a share of what is not known
-        if (nucleus && !limit_mass(all, bins, floor, choice.top_p, whole, &floor)) return UNCERTAIN;
+        if (counted && !cut) {
+            Edge best;
+            limit_count(all, bins, choice.top_k, &best);
+            all.sum(best, &total, &doubtful);
+            edge.raise(best.low, best.high);
+        } else if (counted) {
+            all.sum(edge, &total, &doubtful);
+        }
+        const double margin = NUCLEUS_EDGE * (total + doubtful);
+        if (nucleus && !limit_mass(all, bins, share * total - margin, share * (total + doubtful) + margin, &edge)) return UNCERTAIN;
     }
-    if (!well_above(floor, choice.min_p) && choice.min_p > 0.0f) {
-        floor = choice.min_p;
-        for (int i = 0; i < all.count; i++)
-            if (!well_above(all.weights[i], floor) && !well_above(floor, all.weights[i])) return UNCERTAIN;
-    }
-    double total = 0.0, before = 0.0;
+    all.sum(edge, &total, &doubtful);
+    const double target = choice.noise * total, margin = EDGE * (total + doubtful);
+    double before = 0.0, doubtful_before = 0.0;
     for (int i = 0; i < all.count; i++) {
-        if (all.weights[i] < floor) all.weights[i] = 0.0f;
-        total += static_cast<double>(all.weights[i]);
-    }
-    const double target = choice.noise * total, margin = EDGE * total;
-    for (int i = 0; i < all.count; i++) {
-        const double after = before + static_cast<double>(all.weights[i]);
-        if (after > target) return target - before > margin && after - target > margin ? all.ids[i] : UNCERTAIN;
+        const double weight = static_cast<double>(all.weights[i]);
+        if (!edge.keeps(all.weights[i])) {
+            doubtful_before += edge.drops(all.weights[i]) ? 0.0 : weight;
+            continue;
+        }
+        const double after = before + weight;
+        if (after > target) {  // whatever of the doubtful is kept, too, moves both sides by this much at most
+            const double earlier = (1.0 - choice.noise) * doubtful_before, later = choice.noise * (doubtful - doubtful_before);
+            return target - before > margin + earlier && after - target > margin + later ? all.ids[i] : UNCERTAIN;
+        }
         before = after;
     }
     return UNCERTAIN;
@@ -239,7 +261,7 @@ int32_t pick_row(const Kernels& kernels, const float* logits, int n, const ps_ch
     }
     if (!(row.total <= static_cast<double>(n)) || row.weights[token] != 1.0f) return UNCERTAIN;  // not a number
     const bool limited = choice.top_k > 0 || choice.top_p < 1.0f || choice.min_p > 0.0f;
-    return limited ? draw_limited(row, choice) : draw(row, choice.noise);
+    return limited ? draw_limited(kernels, row, choice) : draw(row, choice.noise);
 }
 
 }  // namespace

@@ -49,6 +49,18 @@ inline void load_pair_f16(const uint16_t* p, V& even, V& odd) {
     odd = {_mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)))};
 }
 
+#define PS_OWN_SELECT
+
+// Stored whole: some processors take long to store what they compress.
+inline int select_lanes(const float* weights, float bound, int id, float* to, int32_t* ids) {
+    const __m512i ramp = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512 values = _mm512_loadu_ps(weights);
+    const __mmask16 likely = _mm512_cmp_ps_mask(values, _mm512_set1_ps(bound), _CMP_GE_OQ);
+    _mm512_storeu_ps(to, _mm512_maskz_compress_ps(likely, values));
+    _mm512_storeu_si512(ids, _mm512_maskz_compress_epi32(likely, _mm512_add_epi32(ramp, _mm512_set1_epi32(id))));
+    return __builtin_popcount(likely);
+}
+
 #define PS_OWN_GROUPS
 
 inline __m512i nearest(__m512 x) {
