@@ -67,7 +67,7 @@ bool has_avx512() { return has_avx512bw() && (cpu().leaf7_c >> 11 & 1); }
 
 #ifdef PS_WITH_AMX
 bool has_amx() {
-    const uint32_t wanted = 1u << 22 | 1u << 24 | 1u << 25;  // bf16, tiles, int8
+    const uint32_t wanted = 1u << 22 | 1u << 24;  // bf16, tiles
     if (!has_avx512() || (cpu().leaf7_d & wanted) != wanted || (cpu().saved & 0x60000) != 0x60000) return false;
 #ifdef __linux__
     static const bool granted = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // the kernel hands out tiles on request

@@ -413,7 +413,8 @@ double best_seconds(const F& body) {
     return best;
 }
 
-void bench() {
+// paths: which to measure; all that are usable where there are none
+void bench(const std::vector<std::string>& paths) {
     const int rows = 1536, cols = 1024;
     const size_t footprint = 96 << 20;  // more than the caches of a processor's share
     std::vector<char> from(footprint, 1), to(footprint, 2);
@@ -426,10 +427,10 @@ void bench() {
         const size_t bytes = ps_packed_bytes(kind, rows, cols), count = footprint / bytes;
         const Memory copies = aligned(count * bytes);
         for (size_t i = 0; i < count; i++) std::memcpy(static_cast<char*>(copies.get()) + i * bytes, first.matrix.data, bytes);
-        for (const std::string& path : usable_paths()) {
+        for (const std::string& path : paths) {
             const Context context(path.c_str(), 0);
             size_t next = 0;
-            for (const int m : {1, 8, 64, 512}) {
+            for (const int m : {1, 8, 16, 32, 64, 512}) {
                 if (path == "portable" && m > 1) continue;
                 const double time = best_seconds([&] {
                     ps_matrix matrix = first.matrix;
@@ -453,7 +454,8 @@ int main(int count, char** arguments) {
     std::printf("paths:%s\n", paths.c_str());
     std::fflush(stdout);
     if (count > 1 && std::strcmp(arguments[1], "bench") == 0) {
-        bench();
+        const std::vector<std::string> named(arguments + 2, arguments + count);
+        bench(named.empty() ? usable_paths() : named);
         return 0;
     }
     single = count > 1 && std::strcmp(arguments[1], "single") == 0;
