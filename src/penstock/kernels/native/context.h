@@ -1,5 +1,7 @@
 // A context: the kernels of one path, the threads, and scratch memory that grows as needed.
 #pragma once
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <new>
 
@@ -9,11 +11,23 @@
 
 namespace penstock {
 
-// Memory that begins at a multiple of 64 bytes and keeps its largest size; what was in it is lost when it grows.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__  // as GCC says it
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__  // which watches the heap
+constexpr bool FROM_HEAP = true;
+#else
+constexpr bool FROM_HEAP = false;
+#endif
+
+// Memory that begins at a multiple of 64 bytes and keeps its largest size; what was in it is lost when it grows. It is mapped by
+// itself: from the heap, every size that it once had would leave a hole there.
 class Buffer {
 public:
     Buffer() = default;
-    ~Buffer() { std::free(data_); }
+    ~Buffer() { release(); }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
 
@@ -21,9 +35,13 @@ public:
     T* take(int64_t count) {
         const size_t bytes = static_cast<size_t>(round_up(count * static_cast<int64_t>(sizeof(T)) + 64, 4096));
         if (bytes > size_) {
-            std::free(data_);
-            size_ = 0;
-            data_ = std::aligned_alloc(64, bytes);
+            release();
+            if (FROM_HEAP) {
+                data_ = std::aligned_alloc(64, bytes);
+            } else {
+                void* mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                data_ = mapped == MAP_FAILED ? nullptr : mapped;
+            }
             if (!data_) throw std::bad_alloc();
             size_ = bytes;
         }
@@ -33,6 +51,15 @@ public:
 private:
     void* data_ = nullptr;
     size_t size_ = 0;
+
+    void release() {
+        if (FROM_HEAP)
+            std::free(data_);
+        else if (data_)
+            munmap(data_, size_);
+        data_ = nullptr;
+        size_ = 0;
+    }
 };
 
 // What the matrices of a product want of their input rows. It follows from all of them together, so that a row's result does not
