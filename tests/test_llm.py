@@ -364,7 +364,7 @@ def test_many_threads_can_ask_at_once(tiny: LLM) -> None:
 
 
 def test_a_prompt_longer_than_the_memory_names_the_memory(tiny_chat_model: Path) -> None:
-    with LLM(str(tiny_chat_model), kv_memory=160 << 10) as small:
+    with LLM(str(tiny_chat_model), kv_memory="160KiB") as small:
         with pytest.raises(PromptTooLong, match="KV memory"):
             small.generate("word " * 400, GREEDY)
         (result,) = small.generate("Count: 1, 2, 3,", SamplingParams(temperature=0, ignore_eos=True, max_tokens=None))
@@ -387,6 +387,7 @@ def test_a_prompt_longer_than_the_memory_names_the_memory(tiny_chat_model: Path)
         ({"segments": [(0, 10)]}, ConfigError, "30"),
         ({"kv_memory": 10}, ConfigError, "kv_memory"),
         ({"kv_memory": 5e8}, ConfigError, "kv_memory"),
+        ({"kv_memory": "much"}, ConfigError, 'kv_memory = "much" cannot be used'),
         ({"window": "2"}, ConfigError, "window"),
         ({"kv_memory": 1 << 50}, NotEnoughMemory, "free"),
         ({"polciy": "fcfs"}, TypeError, "polciy"),

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.config.checks import unusable
 from penstock.config.engine import EngineConfig
+from penstock.config.kinds import SIZE
 from penstock.config.node import HostedModelConfig
 from penstock.domain.request import JobRequest, Message
 from penstock.domain.sampling import SamplingParams
@@ -97,7 +99,7 @@ class LLM:
     model: a name, a folder, a .gguf file or a hub id; by default smollm2-135m, or the model that the network runs.
     quant: what 16- and 32-bit weights are rounded to when they are loaded: none, int8 or int4, or fp8 on a CUDA GPU.
     segments: layer ranges to split the model into, all local.
-    kv_memory: bytes for keys and values; None for as much as fits.
+    kv_memory: for keys and values, in bytes or as "4GB"; None for as much as fits.
     network: the name of a network that this machine has joined, which computes the layers; this process holds the model's ends.
     The settings from `policy` on are those of `EngineConfig`.
 
@@ -112,7 +114,7 @@ class LLM:
         device: str = "auto",
         quant: str = "none",
         segments: Sequence[tuple[int, int]] | None = None,
-        kv_memory: int | None = None,
+        kv_memory: int | str | None = None,
         network: str | None = None,
         progress: Progress | None = None,
         policy: str = "lrs",
@@ -148,7 +150,7 @@ class LLM:
             raise ConfigError("segments and kv_memory are for a model without a network.", hint="Leave them out.")
         if network is None:
             loaded = ModelManager(self.config, progress or silent).load(
-                model or DEFAULT_MODEL, dtype=dtype, device=device, quant=quant, segments=segments, kv_memory=kv_memory
+                model or DEFAULT_MODEL, dtype=dtype, device=device, quant=quant, segments=segments, kv_memory=_bytes(kv_memory)
             )
             hosted = host_standalone(loaded, self.config)
             hosted.start()
@@ -344,6 +346,17 @@ def _wrong(where: str, what: str) -> RequestError:
         field="messages",
         hint='Give a text, or a list of messages such as {"role": "user", "content": "Hello"}.',
     )
+
+
+def _bytes(kv_memory: int | str | None) -> int | None:
+    try:
+        if isinstance(kv_memory, str):
+            return SIZE.parse(kv_memory)  # type: ignore[no-any-return]
+        if kv_memory is None or type(kv_memory) is int:
+            return kv_memory
+    except ValueError:
+        pass
+    raise unusable("kv_memory", kv_memory, f"Give a whole number of bytes, or {SIZE.expects}.")
 
 
 def _as_list(prompts: Prompts) -> Sequence[Any]:

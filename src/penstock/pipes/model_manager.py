@@ -319,10 +319,9 @@ class ModelManager:
         """How many KV blocks fit beside the weights, on each device. The limits are shared by layers and by free memory."""
         layers = sum(part.size for part in parts)
         smallest = 2 * self.footprint(found).kv_block * layers
-        if kv_memory is not None and (type(kv_memory) is not int or kv_memory < smallest):
-            size = format_bytes(kv_memory) if type(kv_memory) is int else repr(kv_memory)
+        if kv_memory is not None and kv_memory < smallest:
             raise ConfigError(
-                f"kv_memory = {size} is less than two KV blocks of this model.",
+                f"kv_memory = {format_bytes(kv_memory)} is less than two KV blocks of this model.",
                 hint=f"Set kv_memory to at least {_rounded_up(smallest)}.",
             )
         if len(parts) == 1:
