@@ -186,9 +186,8 @@ struct Model {
     ps_rope rope;
     ps_model model;
 
-    Model(int kind, int kv_type, bool rich) {
-        const int hidden = 96, heads = 6, kv_heads = 2, dim = rich ? 24 : 32, inner = 160, positions = 1024, block_size = 16,
-                  blocks = 80;
+    Model(int kind, int kv_type, bool rich, int dim = 32, int kv_heads = 2) {
+        const int hidden = 96, heads = 3 * kv_heads, inner = 160, positions = 1024, block_size = 16, blocks = 80;
         const int size = kv_type == PS_TYPE_F32 ? 4 : 2, width = rich ? 16 : dim;
         for (int p = 0; p < positions; p++)
             for (int i = 0; i < width / 2; i++) {
@@ -229,8 +228,8 @@ struct Model {
             layer.kv = kv.back().get();
             layers.push_back(layer);
         }
-        model = {hidden, heads, kv_heads, dim,           inner, rich ? PS_GELU_TANH : PS_SILU, kv_type, block_size, blocks,
-                 1,      3,     1,        1e-5f,         layers.data(), &rope};
+        model = {hidden, heads, kv_heads, dim,           inner, rich ? PS_GELU_TANH : PS_SILU, kv_type, block_size, blocks, 1,
+                 3,      1,     1e-5f,    layers.data(), &rope};
     }
 };
 
@@ -268,7 +267,7 @@ void test_layers() {
     };
     for (const Case& own : {Case{PS_Q4M, PS_TYPE_F16, false}, Case{PS_Q8, PS_TYPE_BF16, true}, Case{PS_BF16, PS_TYPE_F32, true},
                             Case{PS_BF16, PS_TYPE_BF16, false}}) {
-        Model model(own.kind, own.kv_type, own.rich);
+        Model model(own.kind, own.kv_type, own.rich, own.rich ? 24 : 32);
         const std::vector<float> text = normal(static_cast<size_t>(n) * model.model.hidden);
         const Context portable("portable", 1);
         const std::vector<float> wanted = run_text(portable.c, model, text, n, {n}, false);
@@ -280,10 +279,52 @@ void test_layers() {
         for (const std::string& path : usable_paths()) {
             const Context context(path.c_str(), 2), alone(path.c_str(), 1);
             expect(same(run_text(alone.c, model, text, n, {n}, false), wanted), path + ": layers compute the portable bits");
-            expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 100, 1, 1, 60, 72}, true), wanted),
+            expect(same(run_text(context.c, model, text, n, {1, 16, 47, 2, 95, 5, 1, 1, 60, 72}, true), wanted),
                    path + ": cuts and neighbours change nothing");
             expect(same(run_text(context.c, model, text, n, tokens, false), wanted),
                    path + ": token by token, chunks of keys apart");
+        }
+    }
+}
+
+// Many short spans in one batch, so that a thread takes several heads of a text together
+void test_crowd() {
+    const int texts = 12, each = 6, hidden = 96;
+    for (const int kv_type : {PS_TYPE_BF16, PS_TYPE_F16}) {
+        Model model(PS_Q4, kv_type, false, 32, 5);
+        const int32_t start[] = {0, 63, 64, 90, 17, 0, 80, 70, 33, 65, 91, 2}, n[] = {1, 1, 2, 5, 1, 3, 4, 1, 5, 1, 1, 2};
+        std::vector<int32_t> tables, table;
+        int rows = 0;
+        for (int i = 0; i < texts; i++) {
+            table.push_back(i * each);
+            for (int j = 0; j < each; j++) tables.push_back((i * each + j) * 37 % 79);
+            rows += n[i];
+        }
+        const auto size = static_cast<int32_t>(tables.size());
+        for (const Memory& kv : model.kv) {  // as if earlier tokens had been there
+            const std::vector<float> earlier = normal(80 * 16 * 2 * 5 * 32);
+            for (size_t i = 0; i < earlier.size(); i++) {
+                uint32_t bits;
+                std::memcpy(&bits, &earlier[i], sizeof bits);
+                static_cast<uint16_t*>(kv.get())[i] = static_cast<uint16_t>(bits >> 16);  // also as fp16 a number of that size
+            }
+        }
+        const std::vector<float> now = normal(static_cast<size_t>(rows) * hidden);
+        const auto run = [&](ps_context* c, int first, int count, int row) {
+            std::vector<float> own(now.begin() + static_cast<long>(row) * hidden, now.end());
+            const ps_batch batch = {count, size, tables.data(), &table[static_cast<size_t>(first)], start + first, n + first};
+            expect(ps_run_layers(c, &model.model, 0, 3, &batch, own.data()) == 0, "running a crowd");
+            return own;
+        };
+        const Context portable("portable", 1);
+        std::vector<float> wanted;
+        for (int i = 0, row = 0; i < texts; row += n[i], i++) {
+            const std::vector<float> own = run(portable.c, i, 1, row);
+            wanted.insert(wanted.end(), own.begin(), own.begin() + static_cast<long>(n[i]) * hidden);
+        }
+        for (const std::string& path : usable_paths()) {
+            const Context context(path.c_str(), 2);
+            expect(same(run(context.c, 0, texts, 0), wanted), path + ": a crowd computes the bits of each alone");
         }
     }
 }
@@ -462,6 +503,7 @@ int main(int count, char** arguments) {
     test_products();
     test_rows_that_are_not_finite_stay_so();
     test_layers();
+    test_crowd();
     test_refusals();
     test_head_and_picks();
     if (!single) {

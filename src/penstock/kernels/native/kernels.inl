@@ -9,11 +9,9 @@ namespace {
 
 // ---- lanes ----
 
-// e^x between e^-87 and e^88, to about one unit in the last place; NaN stays NaN
-inline V exponential(V x) {
+// e^x for x between -87 and 88, to about one unit in the last place; NaN stays NaN
+inline V exponential_of(V x) {
     const V magic = all(12582912.0f);
-    x = max(all(-87.0f), x);
-    x = sub(all(0.0f), max(all(-88.0f), sub(all(0.0f), x)));
     const V t = fma(x, all(1.44269504f), magic);
     const V n = sub(t, magic);
     const V r = fma(n, all(-1.42860677e-6f), fma(n, all(-0.693145752f), x));
@@ -25,6 +23,15 @@ inline V exponential(V x) {
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, mul(r, r), add(r, all(1.0f)));
     return mul(p, power_of_two(t));
+}
+
+// e^x between e^-87 and 1: for x of at most 0
+inline V exponential_below_1(V x) { return exponential_of(max(all(-87.0f), x)); }
+
+// e^x between e^-87 and e^88
+inline V exponential(V x) {
+    x = max(all(-87.0f), x);
+    return exponential_of(sub(all(0.0f), max(all(-88.0f), sub(all(0.0f), x))));
 }
 
 inline float exponential(float x) {

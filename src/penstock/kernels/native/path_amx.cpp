@@ -1,6 +1,6 @@
-// The path for processors with tiles: that of AVX-512, with tiles for bf16, which add in the order that all paths have for floats.
-// Codes stay with VNNI. Tiles of integers were slower on every number of rows: each group has its own scale, so a tile is filled,
-// stored and read again for 32 inputs.
+// The path for processors with tiles: that of AVX-512, with tiles for bf16, which add in the order that all paths have for
+// floats. Codes stay with VNNI. Tiles of integers were slower on every number of rows: each group has its own scale, so a tile is
+// filled, stored and read again for 32 inputs.
 #define PS_AVX512_VNNI
 #include "simd_avx512.h"
 
@@ -35,13 +35,18 @@ void configure_bf16_tiles() {
 
 // M times 16 rows, times N panels -> sums [M][N][16][16]
 template <int M, int N>
-void multiply_bf16(const char* panel, int64_t bytes, const uint16_t* x, int64_t padded, float (*sums)[LANES][LANES]) {
+void multiply_bf16(const char* panel, const char* next, int64_t bytes, const uint16_t* x, int64_t padded,
+                   float (*sums)[LANES][LANES]) {
     finish_stores();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t k = 0; k < padded; k += GROUP) {
+        if (next) {
+            fetch_ahead<GROUP * LANES * 2>(next, k / GROUP);
+            if (N == 2) fetch_ahead<GROUP * LANES * 2>(next + bytes, k / GROUP);
+        }
         _tile_loadd(4, x + k, 2 * padded);
         _tile_loadd(6, panel + k * 32, 64);
         _tile_dpbf16ps(0, 4, 6);
@@ -63,27 +68,30 @@ void multiply_bf16(const char* panel, int64_t bytes, const uint16_t* x, int64_t 
 
 // The last rows may be fewer than a tile has: what follows them is multiplied along, and left.
 template <int N>
-void tile_product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, const Output& out) {
+void tile_product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
+                       const Output& out) {
     alignas(64) float sums[2 * N][LANES][LANES];
     const int64_t padded = rows.padded_cols, bytes = panel_bytes(PS_BF16, padded);
     const char* panel = static_cast<const char*>(matrix.data) + block * bytes;
+    const char* next = block + N < block_end ? panel + N * bytes : out.ahead;
+    if (row_end - row <= LANES) next = nullptr;  // one tile of rows waits for memory anyway: the processor sees what it reads
     while (row < row_end) {
         const int left = row_end - row, own = left < 2 * LANES ? left : 2 * LANES;
         if (own > LANES)
-            multiply_bf16<2, N>(panel, bytes, rows.halves + row * padded, padded, sums);
+            multiply_bf16<2, N>(panel, next, bytes, rows.halves + row * padded, padded, sums);
         else
-            multiply_bf16<1, N>(panel, bytes, rows.halves + row * padded, padded, sums);
+            multiply_bf16<1, N>(panel, next, bytes, rows.halves + row * padded, padded, sums);
         for (int r = 0; r < own; r++)
-            for (int n = 0; n < N; n++)
-                put_block(matrix, block + n, row + r, load(sums[r / LANES * N + n][r % LANES]), out);
+            for (int n = 0; n < N; n++) put_block(matrix, block + n, row + r, load(sums[r / LANES * N + n][r % LANES]), out);
         row += own;
+        next = nullptr;
     }
 }
 
 void product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end, const Output& out) {
     configure_bf16_tiles();
-    for (; block + 2 <= block_end; block += 2) tile_product_bf16<2>(matrix, rows, row, row_end, block, out);
-    if (block < block_end) tile_product_bf16<1>(matrix, rows, row, row_end, block, out);
+    for (; block + 2 <= block_end; block += 2) tile_product_bf16<2>(matrix, rows, row, row_end, block, block_end, out);
+    if (block < block_end) tile_product_bf16<1>(matrix, rows, row, row_end, block, block_end, out);
     _tile_release();
 }
 
