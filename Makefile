@@ -63,7 +63,7 @@ serve: $(READY) ## Serve the default model to every OpenAI client, until Ctrl-C
 run: $(READY) ## Answer PROMPT with the default model (downloaded on first use)
 	@$(BIN)/penstock run -- "$$PENSTOCK_PROMPT"
 
-test: style $(READY) ## Check style and types, and run the quick tests (some seven minutes)
+test: style $(READY) ## Check style and types, and run the quick tests (some six minutes)
 	@$(MAKE) --no-print-directory --jobs 2 types quick
 
 test-slow: $(TOOLS) $(TRITON) $(READY) ## Run the tests that are slow by nature: real servers that die, other clients' own tests
