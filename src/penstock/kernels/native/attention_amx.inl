@@ -21,7 +21,13 @@ struct TileScratch {
         weights = reinterpret_cast<uint16_t*>(scores + QUERY_TILE * KEY_BLOCK);
         states = scores + 3 * QUERY_TILE * KEY_BLOCK / 2;
     }
+
+    static constexpr int floats(int dim) {
+        return KEY_BLOCK * dim + QUERY_TILE / 2 * dim + 3 * QUERY_TILE * KEY_BLOCK / 2 + QUERY_TILE * state_size(dim);
+    }
 };
+static_assert(TileScratch::floats(GROUP) <= attend_scratch(GROUP) &&
+              TileScratch::floats(MAX_HEAD_DIM) <= attend_scratch(MAX_HEAD_DIM));
 
 // Up to sixteen queries: a lane for each
 struct TileOfQueries {
@@ -289,7 +295,13 @@ struct FewScratch {
         scores = turned + HEADS_AT_ONCE * LANES * KEY_BLOCK;
         weights = reinterpret_cast<uint16_t*>(scores + HEADS_AT_ONCE * LANES * KEY_BLOCK);
     }
+
+    static constexpr int floats(int dim) {
+        return (2 * QUERY_TILE + HEADS_AT_ONCE * KEY_BLOCK / 2) * dim + 5 * HEADS_AT_ONCE * LANES * KEY_BLOCK / 2;
+    }
 };
+static_assert(FewScratch::floats(GROUP) <= attend_scratch(GROUP) &&
+              FewScratch::floats(MAX_HEAD_DIM) <= attend_scratch(MAX_HEAD_DIM));
 
 // Tiles 0: scores [16 keys, W]; 4: keys or values [16, 32]; 5: states [count, 16]; 6: queries [16 pairs, W];
 // 7: weights [count, 32]
