@@ -68,7 +68,7 @@ def ask(page: Page, text: str) -> Locator:
 
 
 def ended(page: Page) -> str:
-    """Wait until the answer has ended, and return its text."""
+    """Wait until the answer has ended, and return its text. What asked for it must be on the page: it is drawn a frame later."""
     answer = page.get_by_role("article", name="Answer").last
     answer.locator(".message-foot").wait_for()
     return answer.locator(".prose").inner_text()
@@ -106,8 +106,8 @@ def test_edits_and_new_answers_are_branches_that_stay(chat: Visit) -> None:
     ask(page, QUESTION)
     first = ended(page)
     page.get_by_role("button", name="Answer again").click()
+    page.get_by_text("2/2").wait_for()  # stands at an answer that has ended; before, the first one may still be shown
     assert ended(page) == first  # temperature 0
-    page.get_by_text("2/2").wait_for()
     page.get_by_role("article", name="You").hover()
     page.get_by_role("button", name="Edit").click()
     page.get_by_label("Edit your message").fill("What is the capital of Italy?")
@@ -119,6 +119,7 @@ def test_edits_and_new_answers_are_branches_that_stay(chat: Visit) -> None:
     page.get_by_role("region", name="Conversations").get_by_role("button", name=QUESTION, exact=True).click()
     assert ended(page) == second
     page.get_by_role("button", name="Previous version").click()
+    page.get_by_role("article", name="You").filter(has_text="France").wait_for()
     assert ended(page) == first
     page.get_by_text("2/2").wait_for()
 
@@ -136,6 +137,28 @@ def test_an_answer_follows_a_system_prompt_and_a_schema(chat: Visit) -> None:
         ask(page, "Name a river.")
     assert sent.value.post_data_json["messages"][0] == {"role": "system", "content": "You know rivers."}
     assert json.loads(ended(page)) == {"river": "Rhine"}
+
+
+def test_what_happens_twice_before_the_page_is_drawn_again(chat: Visit) -> None:
+    page = chat.page
+    page.get_by_role("button", name="Settings of this conversation").click()
+    texts = ["You know rivers.", "{}"]
+    page.locator(".settings").evaluate(
+        """(settings, texts) => settings.querySelectorAll("textarea").forEach((area, index) => {
+          area.value = texts[index];
+          area.dispatchEvent(new Event("input", { bubbles: true }));
+        })""",
+        texts,
+    )
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+    assert [page.get_by_label(label).input_value() for label in ("System prompt", "JSON schema")] == texts
+    page.get_by_role("button", name="Reset").click()
+    page.get_by_role("button", name="Done").click()
+    set_numbers(page, max_tokens="5")
+    page.get_by_label("Your message").fill(QUESTION)
+    page.get_by_role("button", name="Send").evaluate("(button) => { button.click(); button.click(); }")
+    ended(page)
+    assert page.get_by_role("article").count() == 2
 
 
 def test_conversations_are_exported_and_imported_elsewhere(
@@ -215,6 +238,7 @@ def test_one_of_several_models_is_chosen_and_stays_with_its_conversation(
         assert choice.locator("option").all_inner_texts() == [first, second]
         for model, text in ((second, "Hi."), (first, "Hello.")):
             page.get_by_role("button", name="New conversation").first.click()
+            page.get_by_role("heading", name="New conversation").wait_for()
             choice.select_option(model)
             with page.expect_request("**/v1/chat/completions") as sent:
                 ask(page, text)
@@ -225,6 +249,7 @@ def test_one_of_several_models_is_chosen_and_stays_with_its_conversation(
         page.get_by_label("Model").locator("option").first.wait_for(state="attached")
         assert choice.input_value() == first
         page.get_by_role("region", name="Conversations").get_by_role("button", name="Hi.", exact=True).click()
+        page.get_by_role("heading", name="Hi.").wait_for()
         ended(page)
         assert choice.input_value() == second
         assert not visit.faults()

@@ -123,6 +123,7 @@ class Chats extends Store {
   }
 
   async #answer(conversation, question) {
+    if (this.isRunning(conversation.id)) return; // two clicks before the first one is drawn
     const wrong = Object.values(mistakes(conversation.settings))[0];
     const [waiting, { id }] = add(conversation, question, { role: "assistant", text: "", model: this.model, stats: null });
     this.#put(waiting);

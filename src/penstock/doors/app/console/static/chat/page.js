@@ -39,7 +39,12 @@ export function ChatPage() {
       </div>
     </div>
     ${dialog === "settings" &&
-    html`<${SettingsDialog} settings=${current.settings} onChange=${(settings) => chats.configure(settings)} onClose=${() => setDialog("")} />`}
+    html`<${SettingsDialog}
+      settings=${current.settings}
+      onChange=${(changes) => chats.configure({ ...chats.current.settings, ...changes })}
+      onReset=${() => chats.configure({})}
+      onClose=${() => setDialog("")}
+    />`}
     ${dialog === "list" &&
     html`<${Dialog} title="Penstock" kind="drawer left" onClose=${() => setDialog("")}>
       <${ConversationList} onChosen=${() => setDialog("")} />

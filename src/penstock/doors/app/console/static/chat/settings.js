@@ -4,9 +4,10 @@ import { Dialog } from "../ui.js";
 import { html } from "../vendor/preact-htm.js";
 import { NUMBERS, mistakes } from "./request.js";
 
-export function SettingsDialog({ settings, onChange, onClose }) {
+/** onChange takes what has changed: two fields may change before the settings are drawn again. */
+export function SettingsDialog({ settings, onChange, onReset, onClose }) {
   const wrong = mistakes(settings);
-  const set = (name) => (event) => onChange({ ...settings, [name]: event.target.value });
+  const set = (name) => (event) => onChange({ [name]: event.target.value });
   return html`<${Dialog} title="Settings of this conversation" kind="drawer" onClose=${onClose}>
     <div class="settings">
       <label class="field">
@@ -46,7 +47,7 @@ export function SettingsDialog({ settings, onChange, onClose }) {
         <span class="hint ${wrong.schema ? "bad" : ""}">${wrong.schema ?? "Answers follow it. Leave it empty for plain text."}</span>
       </label>
       <div class="row spread">
-        <button type="button" class="button" onClick=${() => onChange({})}>Reset</button>
+        <button type="button" class="button" onClick=${onReset}>Reset</button>
         <button type="button" class="button primary" onClick=${onClose}>Done</button>
       </div>
     </div>

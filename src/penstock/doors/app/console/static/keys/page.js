@@ -97,7 +97,7 @@ function KeyForm({ dialog, onClose, onSaved }) {
   const [fields, setFields] = useState({ name: "", ...key?.limits, models: key?.limits.models?.join(", ") ?? "" });
   const [problem, setProblem] = useState("");
   const [made, setMade] = useState("");
-  const set = (name) => (event) => setFields({ ...fields, [name]: event.target.value });
+  const set = (name) => (event) => setFields((fields) => ({ ...fields, [name]: event.target.value }));
   const save = async (event) => {
     event.preventDefault();
     const body = {};
