@@ -33,10 +33,10 @@ void configure_bf16_tiles() {
     configure(config);
 }
 
-// M times 16 rows, times N panels -> sums [M][N][16][16]
+// M times 16 rows, times N panels -> sums [M * 16][N * 16], whose rows are `stride` apart
 template <int M, int N>
-void multiply_bf16(const char* panel, const char* next, int64_t bytes, const uint16_t* x, int64_t padded,
-                   float (*sums)[LANES][LANES]) {
+void multiply_bf16(const char* panel, const char* next, int64_t bytes, const uint16_t* x, int64_t padded, float* sums,
+                   int64_t stride) {
     finish_stores();
     _tile_zero(0);
     _tile_zero(1);
@@ -47,7 +47,7 @@ void multiply_bf16(const char* panel, const char* next, int64_t bytes, const uin
             fetch_ahead<GROUP * LANES * 2>(next, k / GROUP);
             if (N == 2) fetch_ahead<GROUP * LANES * 2>(next + bytes, k / GROUP);
         }
-        _tile_loadd(4, x + k, 2 * padded);
+        _tile_stream_loadd(4, x + k, 2 * padded);
         _tile_loadd(6, panel + k * 32, 64);
         _tile_dpbf16ps(0, 4, 6);
         if (N == 2) {
@@ -55,34 +55,36 @@ void multiply_bf16(const char* panel, const char* next, int64_t bytes, const uin
             _tile_dpbf16ps(1, 4, 7);
         }
         if (M == 2) {
-            _tile_loadd(5, x + LANES * padded + k, 2 * padded);
+            _tile_stream_loadd(5, x + LANES * padded + k, 2 * padded);
             _tile_dpbf16ps(2, 5, 6);
             if (N == 2) _tile_dpbf16ps(3, 5, 7);
         }
     }
-    _tile_stored(0, sums[0], 64);
-    if (N == 2) _tile_stored(1, sums[1], 64);
-    if (M == 2) _tile_stored(2, sums[N], 64);
-    if (M == 2 && N == 2) _tile_stored(3, sums[3], 64);
+    _tile_stored(0, sums, stride * 4);
+    if (N == 2) _tile_stored(1, sums + LANES, stride * 4);
+    if (M == 2) _tile_stored(2, sums + LANES * stride, stride * 4);
+    if (M == 2 && N == 2) _tile_stored(3, sums + LANES * stride + LANES, stride * 4);
+    finish_stores();
 }
 
 // The last rows may be fewer than a tile has: what follows them is multiplied along, and left.
 template <int N>
 void tile_product_bf16(const ps_matrix& matrix, const Rows& rows, int row, int row_end, int block, int block_end,
                        const Output& out) {
-    alignas(64) float sums[2 * N][LANES][LANES];
+    alignas(64) float sums[2 * LANES * N * LANES];
     const int64_t padded = rows.padded_cols, bytes = panel_bytes(PS_BF16, padded);
     const char* panel = static_cast<const char*>(matrix.data) + block * bytes;
     const char* next = block + N < block_end ? panel + N * bytes : out.ahead;
     if (row_end - row <= LANES) next = nullptr;  // one tile of rows waits for memory anyway: the processor sees what it reads
+    const bool as_they_are = !out.add && !matrix.bias && (block + N) * LANES <= matrix.rows;
     while (row < row_end) {
         const int left = row_end - row, own = left < 2 * LANES ? left : 2 * LANES;
-        if (own > LANES)
-            multiply_bf16<2, N>(panel, next, bytes, rows.halves + row * padded, padded, sums);
-        else
-            multiply_bf16<1, N>(panel, next, bytes, rows.halves + row * padded, padded, sums);
-        for (int r = 0; r < own; r++)
-            for (int n = 0; n < N; n++) put_block(matrix, block + n, row + r, load(sums[r / LANES * N + n][r % LANES]), out);
+        const bool in_place = as_they_are && own % LANES == 0;
+        float* to = in_place ? out.y + row * out.stride + block * LANES : sums;
+        const auto multiply = own > LANES ? multiply_bf16<2, N> : multiply_bf16<1, N>;
+        multiply(panel, next, bytes, rows.halves + row * padded, padded, to, in_place ? out.stride : N * LANES);
+        for (int r = 0; r < own && !in_place; r++)
+            for (int n = 0; n < N; n++) put_block(matrix, block + n, row + r, load(sums + (r * N + n) * LANES), out);
         row += own;
         next = nullptr;
     }
