@@ -73,18 +73,25 @@ void ps_context::attend(const ps_model& model, const ps_layer& layer, const ps_b
         kernels->store(model.kv_type, own + model.heads * dim, kv_width, static_cast<char*>(layer.kv) + slot * kv_width * size);
     });
 
+    // The larger a tile, the fewer times keys are converted; but there has to be enough for every thread.
     int64_t tiles = 0, whole = 0, most_chunks = 0;
-    for (int i = 0; i < batch.spans; i++) tiles += round_up(static_cast<int64_t>(batch.n[i]) * group, QUERY_TILE) / QUERY_TILE;
+    int tile = QUERY_TILE;
+    const auto count_tiles = [&] {
+        tiles = 0;
+        for (int i = 0; i < batch.spans; i++) tiles += round_up(static_cast<int64_t>(batch.n[i]) * group, tile) / tile;
+        return tiles;
+    };
+    while (count_tiles() * model.kv_heads < 8 * pool.threads() && tile > FEW_QUERIES) tile /= 2;
     // Heads of a key lie side by side in memory, so one thread takes them all where there is enough for every thread.
     const int heads = tiles >= 4 * pool.threads() ? model.kv_heads : 1;
     AttentionItem* list = items.take<AttentionItem>(tiles * model.kv_heads);
     int64_t states_needed = 0;
     for (int i = 0, row = 0; i < batch.spans; row += batch.n[i], i++) {
         const int queries = batch.n[i] * group;
-        for (int first = 0; first < queries; first += QUERY_TILE) {
-            const int own = queries - first < QUERY_TILE ? queries - first : QUERY_TILE;
+        for (int first = 0; first < queries; first += tile) {
+            const int own = queries - first < tile ? queries - first : tile;
             const int chunks = (batch.start[i] + (first + own - 1) / group) / KEY_CHUNK + 1;
-            const int most = QUERY_TILE / own < heads ? QUERY_TILE / own : heads;
+            const int several = FEW_QUERIES / own < heads ? FEW_QUERIES / own : heads, most = several > 1 ? several : 1;
             for (int head = 0; head < model.kv_heads; head += most) {
                 const int beside = model.kv_heads - head < most ? model.kv_heads - head : most;
                 list[whole++] = {i, row, head, beside, first, own, chunks, states_needed};

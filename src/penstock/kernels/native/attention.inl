@@ -199,9 +199,9 @@ inline void add_products(int from, int to, const A& number, const B& vector, V (
         for (int n = 0; n < N; n++) sums[r][n] = add(sums[r][n], add(even[r][n], odd[r][n]));
 }
 
-// scores [R][64] of N key groups from `group` on
+// scores [R][64] of N key groups from `group` on, not scaled yet
 template <int R, int N, typename Block>
-inline void score(const Query* queries, float scale, const Block& block, int group, float* scores) {
+inline void score(const Query* queries, const Block& block, int group, float* scores) {
     V sums[R][N];
     for (int r = 0; r < R; r++)
         for (int n = 0; n < N; n++) sums[r][n] = all(0.0f);
@@ -210,7 +210,7 @@ inline void score(const Query* queries, float scale, const Block& block, int gro
             d, d + GROUP < block.dim ? d + GROUP : block.dim, [&](int r, int i) { return queries[r].q[i]; },
             [&](int n, int i, auto odd) { return block.key(group + n, i, odd); }, sums);
     for (int r = 0; r < R; r++)
-        for (int n = 0; n < N; n++) save(scores + r * KEY_BLOCK + (group + n) * LANES, mul(sums[r][n], all(scale)));
+        for (int n = 0; n < N; n++) save(scores + r * KEY_BLOCK + (group + n) * LANES, sums[r][n]);
 }
 
 // Numbers d to d + 16 N of the states of R queries: times their factors, with the values of keys [from, to) added
@@ -231,8 +231,10 @@ inline void add_values(const Query* queries, const float* factors, const float* 
         for (int n = 0; n < N; n++) save(queries[r].state + d + n * LANES, sums[r][n]);
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
 // Turn the scores of a query's keys [start, end) of the block into weights, 0 for the others; return the factor on what it had.
-inline float soften(float* scores, int start, int end, bool rounded, float* largest, float* sum) {
+inline float soften(float* scores, int start, int end, float scale, bool rounded, float* largest, float* sum) {
     if (start >= end) {
         for (int i = 0; i < KEY_BLOCK; i++) scores[i] = 0.0f;
         return 1.0f;
@@ -241,10 +243,11 @@ inline float soften(float* scores, int start, int end, bool rounded, float* larg
     for (int i = end; i < KEY_BLOCK; i++) scores[i] = -INFINITY;
     V highest = load(scores);
     for (int i = LANES; i < KEY_BLOCK; i += LANES) highest = max(highest, load(scores + i));
-    const float before = *largest, block = max_lanes(highest), now = before > block ? before : block;
+    const float before = *largest, block = max_lanes(highest) * scale, now = before > block ? before : block;
     for (int i = 0; i < KEY_BLOCK; i += LANES) {
-        const V weights = exponential(sub(load(scores + i), all(now)));
-        save(scores + i, rounded ? to_8_bits(weights) : weights);
+        const V own = load(scores + i);
+        save(scores + i, rounded ? short_power_of_two(fma(own, all(scale * LOG2_E), all(-now * LOG2_E)))
+                                 : exponential(sub(mul(own, all(scale)), all(now))));
     }
     for (int i = 0; i < start; i++) scores[i] = 0.0f;
     for (int i = end; i < KEY_BLOCK; i++) scores[i] = 0.0f;
@@ -272,14 +275,14 @@ inline void attend_tile(const Attention& task, const Query* queries, int first, 
     if (from >= to) return;
     const int groups = (to + LANES - 1) / LANES;
     int group = from / LANES;
-    for (; group + VECTORS <= groups; group += VECTORS) score<R, VECTORS>(queries, task.scale, block, group, scores);
-    for (; group < groups; group++) score<R, 1>(queries, task.scale, block, group, scores);
+    for (; group + VECTORS <= groups; group += VECTORS) score<R, VECTORS>(queries, block, group, scores);
+    for (; group < groups; group++) score<R, 1>(queries, block, group, scores);
     float factors[R];
     for (int r = 0; r < R; r++) {
         const int low = queries[r].start > first ? queries[r].start - first : 0;
         const int high = (queries[r].end < end ? queries[r].end : end) - first;
         float* state = queries[r].state + padded;
-        factors[r] = soften(scores + r * KEY_BLOCK, low, high, task.type == PS_TYPE_BF16, state, state + 1);
+        factors[r] = soften(scores + r * KEY_BLOCK, low, high, task.scale, task.type == PS_TYPE_BF16, state, state + 1);
     }
     int d = 0;
     for (; d + VECTORS * LANES <= padded; d += VECTORS * LANES)
@@ -314,7 +317,7 @@ void attend(const Attention& task, int first, int count, int chunk, float* scrat
     const int dim = task.head_dim, padded = static_cast<int>(round_up(dim, LANES)), stride = state_size(dim);
     Query queries[QUERY_TILE];
     float* scores = scratch + 2 * KEY_BLOCK * padded;
-    float* rounded = scores + QUERY_TILE * KEY_BLOCK;
+    float* rounded = scores + TILE * KEY_BLOCK;
     for (int i = 0; i < task.heads * count; i++, rounded += padded) {
         queries[i] = query_of(task, i / count, first + i % count, states + i * stride);
         if (task.type != PS_TYPE_BF16) continue;
@@ -354,8 +357,8 @@ void finish_state(const float* state, int dim, float* out) {
 
 constexpr Kernels table_of(const char* name, decltype(Kernels::product) own_product = product,
                            decltype(Kernels::attend) own_attend = attend) {
-    return {name,      quantise_row,   round_row,      own_product,  rms_norm_row, rotate_head,  gate_row,
-            store_row, choose_experts, largest_of_row, weigh_logits, select_weights, own_attend, merge_states, finish_state};
+    return {name,           quantise_row,   round_row,    own_product,    rms_norm_row, rotate_head,  gate_row,    store_row,
+            choose_experts, largest_of_row, weigh_logits, select_weights, own_attend,   merge_states, finish_state};
 }
 
 }  // namespace

@@ -4,26 +4,28 @@
 namespace penstock {
 namespace {
 
+constexpr int TILES_AT_ONCE = 4;  // of queries, which are on their way together
+
 // Pieces of attend_scratch(): all are multiples of 64 bytes
 struct TileScratch {
     uint32_t* keys;     // [4 groups][dim / 2][16 keys]: pairs of numbers
     uint16_t* values;   // [32 pairs of keys][dim][2]
-    uint16_t* queries;  // [48][dim]
-    float* scores;      // [48][64]
-    uint16_t* weights;  // [48][64]
-    float* states;      // [48][state_size], of which only the sums of values are used
+    uint16_t* queries;  // [QUERY_TILE][dim]
+    float* scores;      // [TILES_AT_ONCE * 16][64]
+    uint16_t* weights;  // [TILES_AT_ONCE * 16][64]
+    float* states;      // [QUERY_TILE][state_size], of which only the sums of values are used
 
     TileScratch(float* memory, int dim) {
         keys = reinterpret_cast<uint32_t*>(memory);
         values = reinterpret_cast<uint16_t*>(memory + KEY_BLOCK / 2 * dim);
         queries = values + KEY_BLOCK * dim;
         scores = memory + KEY_BLOCK * dim + QUERY_TILE / 2 * dim;
-        weights = reinterpret_cast<uint16_t*>(scores + QUERY_TILE * KEY_BLOCK);
-        states = scores + 3 * QUERY_TILE * KEY_BLOCK / 2;
+        weights = reinterpret_cast<uint16_t*>(scores + TILES_AT_ONCE * LANES * KEY_BLOCK);
+        states = scores + 3 * TILES_AT_ONCE * LANES * KEY_BLOCK / 2;
     }
 
     static constexpr int floats(int dim) {
-        return KEY_BLOCK * dim + QUERY_TILE / 2 * dim + 3 * QUERY_TILE * KEY_BLOCK / 2 + QUERY_TILE * state_size(dim);
+        return (KEY_BLOCK + QUERY_TILE / 2) * dim + 3 * TILES_AT_ONCE * LANES * KEY_BLOCK / 2 + QUERY_TILE * state_size(dim);
     }
 };
 static_assert(TileScratch::floats(GROUP) <= attend_scratch(GROUP) &&
@@ -90,46 +92,48 @@ inline void put_in_order(const float* state, int dim, float* out) {
     }
 }
 
-// scores [16][64] of key groups [from, to)
-void score_tile(const uint16_t* queries, int dim, const uint32_t* keys, int from, int to, float* scores) {
+// scores [M * 16][64] of M tiles of queries and of key groups [from, to), or a few more
+template <int M>
+void score_tiles(const uint16_t* queries, int dim, const uint32_t* keys, int from, int to, float* scores) {
     finish_stores();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    const auto part = [&](int group, int d) { return keys + (group * dim + d) / 2 * LANES; };
-    for (int d = 0; d < dim; d += GROUP) {
-        _tile_loadd(4, queries + d, 2 * dim);
-        if (from == 0) {
-            _tile_loadd(6, part(0, d), 64);
+    for (int group = from / 2 * 2; group < to; group += 2) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+        const uint32_t *first = keys + group * dim / 2 * LANES, *second = first + dim / 2 * LANES;
+        for (int d = 0; d < dim; d += GROUP) {
+            _tile_loadd(4, queries + d, 2 * dim);
+            _tile_loadd(6, first + d / 2 * LANES, 64);
             _tile_dpbf16ps(0, 4, 6);
-        }
-        if (from <= 1 && to > 1) {
-            _tile_loadd(7, part(1, d), 64);
+            _tile_loadd(7, second + d / 2 * LANES, 64);
             _tile_dpbf16ps(1, 4, 7);
+            if (M == 1) continue;
+            _tile_loadd(5, queries + LANES * dim + d, 2 * dim);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
-        if (from <= 2 && to > 2) {
-            _tile_loadd(6, part(2, d), 64);
-            _tile_dpbf16ps(2, 4, 6);
-        }
-        if (to > 3) {
-            _tile_loadd(7, part(3, d), 64);
-            _tile_dpbf16ps(3, 4, 7);
-        }
+        float* out = scores + group * LANES;
+        _tile_stored(0, out, KEY_BLOCK * 4);
+        _tile_stored(1, out + LANES, KEY_BLOCK * 4);
+        if (M == 1) continue;
+        _tile_stored(2, out + LANES * KEY_BLOCK, KEY_BLOCK * 4);
+        _tile_stored(3, out + LANES * KEY_BLOCK + LANES, KEY_BLOCK * 4);
     }
-    _tile_stored(0, scores, KEY_BLOCK * 4);
-    _tile_stored(1, scores + LANES, KEY_BLOCK * 4);
-    _tile_stored(2, scores + 2 * LANES, KEY_BLOCK * 4);
-    _tile_stored(3, scores + 3 * LANES, KEY_BLOCK * 4);
     finish_stores();
 }
 
-// Add the values of key halves [from, to), weighted, to 16 states.
-void add_values(const uint16_t* weights, const uint16_t* values, int dim, int from, int to, float* states, int64_t stride) {
+// Add the values of key halves [from, to), weighted, to the states of M tiles.
+template <int M>
+void add_values(const uint16_t* weights, const uint16_t* values, int dim, int from, int to, float* states) {
+    const int64_t stride = state_size(dim);
     finish_stores();
     for (int d = 0; d < dim; d += GROUP) {
-        _tile_loadd(0, states + d, stride * 4);
-        _tile_loadd(1, states + d + LANES, stride * 4);
+        float *first = states + d, *second = first + LANES * stride;
+        _tile_loadd(0, first, stride * 4);
+        _tile_loadd(1, first + LANES, stride * 4);
+        if (M == 2) _tile_loadd(2, second, stride * 4);
+        if (M == 2) _tile_loadd(3, second + LANES, stride * 4);
         for (int half = from; half < to; half++) {
             const uint16_t* own = values + half * GROUP * dim + 2 * d;
             _tile_loadd(4, weights + half * GROUP, KEY_BLOCK * 2);
@@ -137,9 +141,15 @@ void add_values(const uint16_t* weights, const uint16_t* values, int dim, int fr
             _tile_dpbf16ps(0, 4, 6);
             _tile_loadd(7, own + GROUP, 4 * dim);
             _tile_dpbf16ps(1, 4, 7);
+            if (M == 1) continue;
+            _tile_loadd(5, weights + LANES * KEY_BLOCK + half * GROUP, KEY_BLOCK * 2);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
         }
-        _tile_stored(0, states + d, stride * 4);
-        _tile_stored(1, states + d + LANES, stride * 4);
+        _tile_stored(0, first, stride * 4);
+        _tile_stored(1, first + LANES, stride * 4);
+        if (M == 2) _tile_stored(2, second, stride * 4);
+        if (M == 2) _tile_stored(3, second + LANES, stride * 4);
     }
     finish_stores();
 }
@@ -171,36 +181,37 @@ inline V together(const V (&rows)[LANES], const F& of) {
 template <bool MASKED>
 V soften_tile(TileOfQueries& queries, int first, float scale, const float* scores, uint16_t* weights) {
     constexpr int VECTORS_OF_KEYS = KEY_BLOCK / LANES;
-    const V scales = all(scale), none = all(-INFINITY);
+    const V none = all(-INFINITY);
     const auto seen = [&](int r) {
         const int low = queries.start[r] - first, high = queries.end[r] - first;
         if (low >= KEY_BLOCK || high <= 0 || low >= high) return uint64_t{0};
         return (high >= KEY_BLOCK ? ~uint64_t{0} : (uint64_t{1} << high) - 1) & ~uint64_t{0} << (low > 0 ? low : 0);
     };
-    const auto scaled = [&](int r, int i) { return mul(load(scores + r * KEY_BLOCK + i * LANES), scales); };
+    const auto score = [&](int r, int i) { return load(scores + r * KEY_BLOCK + i * LANES); };
     V found[LANES];
     for (int r = 0; r < LANES; r++) found[r] = none;
     for (int r = 0; r < queries.count; r++) {
         const uint64_t mask = MASKED ? seen(r) : 0;
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS_OF_KEYS; i++) {
-            V own = scaled(r, i);
+            V own = score(r, i);
             if (MASKED) own = {_mm512_mask_mov_ps(none.v, static_cast<__mmask16>(mask >> (i * LANES)), own.v)};
             found[r] = max(found[r], own);
         }
     }
-    const V before = queries.largest, now = max(before, together(found, [](V a, V b) { return max(a, b); }));
+    const V block = mul(together(found, [](V a, V b) { return max(a, b); }), all(scale));
+    const V before = queries.largest, now = max(before, block);
     const __mmask16 fresh = _mm512_cmp_ps_mask(before.v, none.v, _CMP_EQ_OQ);
     const V factors = {_mm512_mask_mov_ps(exponential(sub(before, now)).v, fresh, _mm512_setzero_ps())};
-    alignas(64) float largest[LANES];
-    save(largest, now);
+    alignas(64) float raised[LANES];
+    save(raised, mul(sub(all(0.0f), now), all(LOG2_E)));
     for (int r = 0; r < LANES; r++) found[r] = all(0.0f);
     for (int r = 0; r < queries.count; r++) {
         const uint64_t mask = MASKED ? seen(r) : 0;
         V own[VECTORS_OF_KEYS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS_OF_KEYS; i++) {
-            own[i] = to_8_bits(exponential_below_1(sub(scaled(r, i), all(largest[r]))));
+            own[i] = short_power_of_two(fma(score(r, i), all(scale * LOG2_E), all(raised[r])));
             if (MASKED) own[i] = {_mm512_maskz_mov_ps(static_cast<__mmask16>(mask >> (i * LANES)), own[i].v)};
         }
         found[r] = add(add(add(own[0], own[1]), own[2]), own[3]);
@@ -212,37 +223,53 @@ V soften_tile(TileOfQueries& queries, int first, float scale, const float* score
     return factors;
 }
 
-// Multiply the states of up to 16 queries by their factors, most of which are 1.
+// Multiply the states of up to 16 queries by their factors, where these are neither 1 nor those of states that are still 0.
 inline void scale_states(V factors, int count, int dim, float* states) {
-    const __mmask16 in_use = static_cast<__mmask16>((1u << count) - 1);
-    if (!_mm512_mask_cmp_ps_mask(in_use, factors.v, all(1.0f).v, _CMP_NEQ_UQ)) return;
-    alignas(64) float factor[LANES];
-    save(factor, factors);
-    for (int r = 0; r < count; r++, states += state_size(dim))
-        for (int d = 0; d < dim; d += LANES) save(states + d, mul(load(states + d), all(factor[r])));
+    const __mmask16 other =
+        _mm512_cmp_ps_mask(factors.v, all(1.0f).v, _CMP_NEQ_UQ) & _mm512_cmp_ps_mask(factors.v, all(0.0f).v, _CMP_NEQ_UQ);
+    for (unsigned left = other & ((1u << count) - 1); left; left &= left - 1) {
+        const int r = __builtin_ctz(left);
+        alignas(64) float factor[LANES];
+        save(factor, factors);
+        float* own = states + r * state_size(dim);
+        for (int d = 0; d < dim; d += LANES) save(own + d, mul(load(own + d), all(factor[r])));
+    }
 }
 
-// All queries over keys [first, first + 64). A tile takes long to be stored and read again, so the others are looked at
-// meanwhile.
+// All queries over keys [first, first + 64). A tile takes long to be stored and read again, so others are looked at meanwhile.
 void attend_block(const Attention& task, TileOfQueries* tiles, int count, int first, const TileScratch& own) {
-    const int dim = task.head_dim;
-    const auto each = [&](const auto& body) {
-        for (int i = 0; i < count; i++)
-            if (tiles[i].from(first) < tiles[i].to(first)) body(i * LANES, tiles[i]);
-    };
-    each([&](int i, const TileOfQueries& tile) {
-        score_tile(own.queries + i * dim, dim, own.keys, tile.from(first) / LANES, (tile.to(first) + LANES - 1) / LANES,
-                   own.scores + i * KEY_BLOCK);
-    });
-    each([&](int i, TileOfQueries& tile) {
-        const auto soften = tile.all_see(first) ? soften_tile<false> : soften_tile<true>;
-        const V factors = soften(tile, first, task.scale, own.scores + i * KEY_BLOCK, own.weights + i * KEY_BLOCK);
-        scale_states(factors, tile.count, dim, own.states + i * state_size(dim));
-    });
-    each([&](int i, const TileOfQueries& tile) {
-        add_values(own.weights + i * KEY_BLOCK, own.values, dim, tile.from(first) / GROUP, (tile.to(first) + GROUP - 1) / GROUP,
-                   own.states + i * state_size(dim), state_size(dim));
-    });
+    const int dim = task.head_dim, stride = LANES * state_size(dim);
+    for (int start = 0; start < count; start += TILES_AT_ONCE) {
+        const int end = start + TILES_AT_ONCE < count ? start + TILES_AT_ONCE : count;
+        const auto scores = [&](int i) { return own.scores + (i - start) * LANES * KEY_BLOCK; };
+        const auto weights = [&](int i) { return own.weights + (i - start) * LANES * KEY_BLOCK; };
+        // Call body(how many, i, from, to) for tile i, or two of them, where these need keys [from, to) in units of so many.
+        const auto each = [&](int unit, const auto& body) {
+            const auto from = [&](int i) { return tiles[i].from(first) / unit; };
+            const auto to = [&](int i) { return (tiles[i].to(first) + unit - 1) / unit; };
+            for (int i = start; i < end; i++) {
+                if (from(i) >= to(i)) continue;
+                if (i + 1 < end && from(i) == from(i + 1) && to(i) == to(i + 1)) {
+                    body(Number<2>(), i, from(i), to(i));
+                    i++;
+                } else {
+                    body(Number<1>(), i, from(i), to(i));
+                }
+            }
+        };
+        each(LANES, [&](auto many, int i, int from, int to) {
+            score_tiles<many.value>(own.queries + i * LANES * dim, dim, own.keys, from, to, scores(i));
+        });
+        for (int i = start; i < end; i++) {
+            if (tiles[i].from(first) >= tiles[i].to(first)) continue;
+            const auto soften = tiles[i].all_see(first) ? soften_tile<false> : soften_tile<true>;
+            const V factors = soften(tiles[i], first, task.scale, scores(i), weights(i));
+            scale_states(factors, tiles[i].count, dim, own.states + i * stride);
+        }
+        each(GROUP, [&](auto many, int i, int from, int to) {
+            add_values<many.value>(weights(i), own.values, dim, from, to, own.states + i * stride);
+        });
+    }
 }
 
 // The queries [first, first + count) of a key-value head, rounded -> [count][dim]; their states have seen nothing.
@@ -290,14 +317,14 @@ struct FewScratch {
 
     FewScratch(float* memory, int dim) {
         queries = reinterpret_cast<uint32_t*>(memory);
-        values = reinterpret_cast<uint16_t*>(memory + 2 * QUERY_TILE * dim);
-        turned = memory + (2 * QUERY_TILE + HEADS_AT_ONCE * KEY_BLOCK / 2) * dim;
+        values = reinterpret_cast<uint16_t*>(memory + 2 * FEW_QUERIES * dim);
+        turned = memory + (2 * FEW_QUERIES + HEADS_AT_ONCE * KEY_BLOCK / 2) * dim;
         scores = turned + HEADS_AT_ONCE * LANES * KEY_BLOCK;
         weights = reinterpret_cast<uint16_t*>(scores + HEADS_AT_ONCE * LANES * KEY_BLOCK);
     }
 
     static constexpr int floats(int dim) {
-        return (2 * QUERY_TILE + HEADS_AT_ONCE * KEY_BLOCK / 2) * dim + 5 * HEADS_AT_ONCE * LANES * KEY_BLOCK / 2;
+        return (2 * FEW_QUERIES + HEADS_AT_ONCE * KEY_BLOCK / 2) * dim + 5 * HEADS_AT_ONCE * LANES * KEY_BLOCK / 2;
     }
 };
 static_assert(FewScratch::floats(GROUP) <= attend_scratch(GROUP) &&
@@ -360,7 +387,7 @@ void add_few_values(const uint16_t* weights, const uint16_t* values, int dim, in
 void attend_few(const Attention& task, int first, int count, int chunk, float* scratch, float* states) {
     const int dim = task.head_dim, stride = state_size(dim), width = count <= 4 ? 4 : count <= 8 ? 8 : 16;
     const FewScratch own(scratch, dim);
-    TileOfQueries tiles[QUERY_TILE];
+    TileOfQueries tiles[FEW_QUERIES];
     alignas(64) static const uint16_t zeros[MAX_HEAD_DIM] = {};
     for (int head = 0; head < task.heads; head++) {
         uint16_t* rounded = own.values;

@@ -7,12 +7,13 @@
 
 namespace penstock {
 
-constexpr int LANES = 16;       // outputs of a block of weights; lanes of every sum
-constexpr int GROUP = 32;       // inputs that share a scale
-constexpr float LOUD = 6.0f;    // times a row's root mean square: a group with so large an input has fine codes
-constexpr int KEY_BLOCK = 64;   // keys between two updates of a running softmax
-constexpr int KEY_CHUNK = 256;  // keys whose softmax is computed on its own, then merged in order
-constexpr int QUERY_TILE = 48;  // queries that share one conversion of keys and values
+constexpr int LANES = 16;        // outputs of a block of weights; lanes of every sum
+constexpr int GROUP = 32;        // inputs that share a scale
+constexpr float LOUD = 6.0f;     // times a row's root mean square: a group with so large an input has fine codes
+constexpr int KEY_BLOCK = 64;    // keys between two updates of a running softmax
+constexpr int KEY_CHUNK = 256;   // keys whose softmax is computed on its own, then merged in order
+constexpr int QUERY_TILE = 192;  // queries that share one conversion of keys and values, at most
+constexpr int FEW_QUERIES = 48;  // of several heads together, and of a tile where larger ones would leave threads without work
 constexpr int MAX_HEAD_DIM = 512;
 
 // 32 inputs of a row: each is scale * (code + fine code / 16).
@@ -108,7 +109,7 @@ struct Kernels {
     // The weights of at least `bound` and their ids, of which the first is `id` -> how many. They need room for 16 more.
     int (*select)(const float* weights, int n, float bound, int id, float* to, int32_t* ids);
     // Queries [first, first + count) of each head's rows, over the keys of one chunk -> state[heads][count][state_size]: o, max,
-    // sum. There are QUERY_TILE of all heads at most.
+    // sum. There are QUERY_TILE of one head at most, or FEW_QUERIES of several.
     void (*attend)(const Attention& task, int first, int count, int chunk, float* scratch, float* state);
     void (*merge)(float* total, const float* part, int head_dim);
     void (*finish)(const float* state, int head_dim, float* out);
@@ -133,7 +134,7 @@ static inline void fetch_ahead(const char* next, int64_t group) {
 static constexpr int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 static constexpr int state_size(int head_dim) { return static_cast<int>(round_up(head_dim, LANES)) + LANES; }  // floats
 static constexpr int attend_scratch(int head_dim) {                                                            // floats
-    return 2 * (KEY_BLOCK + QUERY_TILE) * state_size(head_dim) + QUERY_TILE * KEY_BLOCK;
+    return (KEY_BLOCK + 3 * QUERY_TILE / 2) * state_size(head_dim) + 96 * KEY_BLOCK;
 }
 // Bytes of 16 outputs of a matrix.
 static constexpr int64_t panel_bytes(int kind, int64_t padded_cols) {

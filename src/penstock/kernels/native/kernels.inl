@@ -25,13 +25,28 @@ inline V exponential_of(V x) {
     return mul(p, power_of_two(t));
 }
 
-// e^x between e^-87 and 1: for x of at most 0
-inline V exponential_below_1(V x) { return exponential_of(max(all(-87.0f), x)); }
-
 // e^x between e^-87 and e^88
 inline V exponential(V x) {
     x = max(all(-87.0f), x);
     return exponential_of(sub(all(0.0f), max(all(-88.0f), sub(all(0.0f), x))));
+}
+
+#ifndef PS_OWN_FRACTION
+
+// y - floor(y), and p * 2^floor(y), for y between -126 and 126
+inline V fraction(V y) { return sub(y, floor(y)); }
+inline V times_power(V p, V y) { return mul(p, power_of_two(add(floor(y), all(12582912.0f)))); }
+
+#endif
+
+// 2^y to 8 bits, for y of at most 2; below -125 it is 2^-125. The polynomial has 13 bits; adding the first power of two that has
+// no lower bits than 2^-7 rounds it.
+inline V short_power_of_two(V y) {
+    y = max(all(-125.0f), y);
+    const V f = fraction(y);
+    V p = fma(f, all(0.0770670548f), all(0.22764498f));
+    p = fma(p, f, all(0.695116818f));
+    return times_power(sub(fma(p, f, all(98305.0f)), all(98304.0f)), y);
 }
 
 inline float exponential(float x) {

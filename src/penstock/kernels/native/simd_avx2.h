@@ -35,6 +35,7 @@ inline __m256 power_of_two(__m256 a) {
     return _mm256_castsi256_ps(_mm256_add_epi32(shifted, _mm256_set1_epi32(0x3f800000)));
 }
 inline V power_of_two(V a) { return {power_of_two(a.low), power_of_two(a.high)}; }
+inline V floor(V a) { return {_mm256_floor_ps(a.low), _mm256_floor_ps(a.high)}; }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m256 widen_f16(const uint16_t* p) { return _mm256_cvtph_ps(load128(p)); }

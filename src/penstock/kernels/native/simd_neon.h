@@ -41,6 +41,7 @@ inline V max(V a, V b) { PS_PARTS(vmaxq_f32(a.part[i], b.part[i])); }
 inline V power_of_two(V a) {
     PS_PARTS(vreinterpretq_f32_s32(vaddq_s32(vshlq_n_s32(vreinterpretq_s32_f32(a.part[i]), 23), vdupq_n_s32(0x3f800000))));
 }
+inline V floor(V a) { PS_PARTS(vrndmq_f32(a.part[i])); }
 inline float32x4_t widen_f16(uint16x4_t h) { return vcvt_f32_f16(vreinterpret_f16_u16(h)); }
 inline float32x4_t widen_bf16(uint16x4_t h) { return vreinterpretq_f32_u32(vshll_n_u16(h, 16)); }
 inline V load_f16(const uint16_t* p) { PS_PARTS(widen_f16(vld1_u16(p + 4 * i))); }

@@ -30,6 +30,11 @@ inline V fma(V a, V b, V c) { PS_LANES(__builtin_fmaf(a.lane[i], b.lane[i], c.la
 inline V max(V a, V b) { PS_LANES(a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]); }
 // 2^n of magic + n, where magic = 1.5 * 2^23 puts n into the lowest bits
 inline V power_of_two(V a) { PS_LANES(float_of((bits_of(a.lane[i]) << 23) + 0x3f800000u)); }
+// of numbers below 2^22
+inline V floor(V a) {
+    const V near = sub(add(a, all(12582912.0f)), all(12582912.0f));
+    PS_LANES(near.lane[i] > a.lane[i] ? near.lane[i] - 1.0f : near.lane[i]);
+}
 inline V load_f16(const uint16_t* p) { PS_LANES(from_f16(p[i])); }
 inline V load_bf16(const uint16_t* p) { PS_LANES(from_bf16(p[i])); }
 inline void save_f16(uint16_t* p, V a) {
