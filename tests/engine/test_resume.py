@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 
@@ -260,6 +261,21 @@ def test_a_token_that_its_constraint_refuses_fails_the_job_and_names_it(resume: 
     assert f"token {number} (id {resume[-1]})" in error.message
     assert not [u for u in refused if isinstance(u, TokensOut)], "nothing is said that cannot be gone on with"
     assert Whole.of(other) == Server().answer(DRAWN)
+
+
+def test_a_token_that_its_constraint_refuses_late_fails_the_job_as_well() -> None:
+    class Slow(Steps):
+        def accept(self, token_id: int) -> bool | None:
+            return None
+
+        def mask(self) -> np.ndarray:
+            raise RequestError("The answer cannot follow its grammar any further.")
+
+    server = Server()
+    resumed, fresh = (server.submit(RULED, ids, constraint=lambda: Slow([{5}])) for ids in ([5, 8], []))
+    finish(server.engine)
+    errors = [Whole.of(updates).error for updates in (resumed, fresh)]
+    assert [error.field for error in errors if isinstance(error, RequestError)] == ["resume", ""]
 
 
 def test_the_end_of_text_is_taken_where_its_constraint_allows_it() -> None:

@@ -105,12 +105,13 @@ def replay_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Acc
             raise RequestError("The grammar does not allow the text to end here.")
         return accept_token(seq, text, eos_ids)
     except Exception as error:
-        why = error.message if isinstance(error, PenstockError) else str(error)
-        raise RequestError(
-            f"The answer cannot be resumed: its token {seq.generated} (id {token_id}) was refused: {why}",
-            field="resume",
-            hint="Start from the beginning.",
-        ) from error
+        raise resume_refused(f"its token {seq.generated} (id {token_id})", error) from error
+
+
+def resume_refused(what: str, error: Exception) -> RequestError:
+    why = error.message if isinstance(error, PenstockError) else str(error)
+    message = f"The answer cannot be resumed: {what} was refused: {why}"
+    return RequestError(message, field="resume", hint="Start from the beginning.")
 
 
 def _is_end(sampling: SamplingParams, token_id: int, eos_ids: Collection[int]) -> bool:

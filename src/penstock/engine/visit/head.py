@@ -13,8 +13,9 @@ from penstock.domain.span import Span
 from penstock.domain.updates import PromptLogprobs
 from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
+from penstock.engine.sequences.output_text import resume_refused
 from penstock.engine.visit.job_context import JobContext
-from penstock.errors import ComputeFailed, PenstockError
+from penstock.errors import ComputeFailed, PenstockError, RequestError
 from penstock.model.sample_row import SampleRow
 from penstock.model.sampler import Sample, sample, score
 from penstock.model.upload import pick_rows
@@ -101,6 +102,8 @@ class Head:
                     return None
         except Exception as error:
             known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
+            if isinstance(error, RequestError) and 0 < len(job.request.resume) == seq.generated:
+                known = resume_refused("one of its tokens", error)  # the grammar was late to say so
             self._context.sequences.fail(job, known)
             return None
         row: SampleRow | None = seq.sample_row

@@ -39,13 +39,14 @@ inline V times_power(V p, V y) { return mul(p, power_of_two(add(floor(y), all(12
 
 #endif
 
-// 2^y to 8 bits, for y of at most 2; below -125 it is 2^-125. The polynomial has 13 bits; adding the first power of two that has
-// no lower bits than 2^-7 rounds it.
+// 2^y to 8 bits, for y of at most 2; below -125 it is 2^-125. What is added last has no lower bits than 2^-7, which rounds.
 inline V short_power_of_two(V y) {
     y = max(all(-125.0f), y);
     const V f = fraction(y);
-    V p = fma(f, all(0.0770670548f), all(0.22764498f));
-    p = fma(p, f, all(0.695116818f));
+    V p = fma(f, all(0.00186713028f), all(0.00901702978f));
+    p = fma(p, f, all(0.0557999127f));
+    p = fma(p, f, all(0.240164444f));
+    p = fma(p, f, all(0.693151295f));
     return times_power(sub(fma(p, f, all(98305.0f)), all(98304.0f)), y);
 }
 
