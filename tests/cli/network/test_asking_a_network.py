@@ -15,7 +15,7 @@ import pytest
 from tests.jobs import cli
 from tests.server import Server, clean_environment, free_port, running_server
 
-ASK = ("run", "What is the capital of France?", "--max-tokens", "8", "--temperature", "0")
+ASK = ("run", "What is the capital of France?", "--max-tokens", "8", "--temperature", "0", "--repetition-penalty", "1")
 BODY = {"messages": [{"role": "user", "content": ASK[1]}], "max_tokens": 8, "temperature": 0}
 MODEL = "smollm2-135m"
 PYTHON = f"""
