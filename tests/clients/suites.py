@@ -20,8 +20,9 @@ def unpacked(package: str, folder: Path) -> Path:
     archive = folder / f"{name}.tar.gz"
     with open_url(file_url(package, archive.name), {}) as answer:
         archive.write_bytes(answer.read())
+    safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.2, Debian's, has none yet
     with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+        tar.extractall(folder, **safely)  # type: ignore[arg-type]
     return folder / name
 
 
