@@ -1,9 +1,10 @@
-"""Penstock against language-pipes: the same model over two nodes on this machine, one compute thread each, both in bf16.
+"""Penstock against language-pipes: the same model over two nodes on this machine, one compute thread each.
 
-Both get the same chats over their own HTTP APIs, as plain requests that are answered whole, from the same small client; greedy,
-the same number of new tokens, no end before that. Their layers are cut at the same place, and the ends of the model are with the
-first node. They take turns; while one answers, the other waits. The time runs from the first request to the last answer, prompts
-included.
+Penstock runs as it does by default, with the 4-bit weights of the published file, and once more in bf16, which is what
+language-pipes has. All get the same chats over their own HTTP APIs, as plain requests that are answered whole, from the same
+small client; greedy, the same number of new tokens, no end before that. Their layers are cut at the same place, and the ends of
+the model are with the first node. They take turns; while one answers, the others wait. The time runs from the first request to
+the last answer, prompts included.
 
 language-pipes comes from PyPI in an environment of its own (its dependencies are not Penstock's):
 
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare import say
+from compare import find_model, say
 from language_pipes import LanguagePipes
 from limit import Limit
 from pipes_of_nodes import PipeOfNodes
@@ -32,8 +33,8 @@ from server_process import HOST
 from tables import mark, markdown, spread
 from traffic import Chat, equal_chats
 
-TARGETS = {1: 2.0, 8: 8.0}
-OURS, THEIRS = "penstock", "language-pipes"
+TARGETS = {1: 10.0, 8: 40.0}
+OURS, OURS_IN_BF16, THEIRS = "penstock", "penstock-bf16", "language-pipes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +65,17 @@ class Answered:
 
 
 def measure(plan: RivalPlan) -> dict[str, Any]:
+    in_bf16 = str(find_model(plan.model, bf16=True).folder)
     with (
         PipeOfNodes(plan.penstock, plan.model, cut=plan.cut, layers=plan.layers) as pipe,
+        PipeOfNodes(plan.penstock, in_bf16, cut=plan.cut, layers=plan.layers) as wide_pipe,
         LanguagePipes(plan.rival, plan.folder, cut=plan.cut) as rival,
     ):
-        sides = {OURS: (pipe.a.port, plan.model), THEIRS: (rival.port, rival.model)}
+        sides = {
+            OURS: (pipe.a.port, plan.model),
+            OURS_IN_BF16: (wide_pipe.a.port, in_bf16),
+            THEIRS: (rival.port, rival.model),
+        }
         speeds: dict[str, dict[int, list[float]]] = {name: {streams: [] for streams in plan.streams} for name in sides}
         limit = Limit(plan.limit)
         for port, model in sides.values():
@@ -132,23 +139,25 @@ def _ask(port: int, model: str, chat: Chat) -> dict[str, int]:
 
 
 def show(results: dict[str, Any]) -> str:
-    ours, theirs = results["speeds"][OURS], results["speeds"][THEIRS]
-    table = [["streams", OURS, f"{THEIRS} {results['version']}", "ratio", "aim"]]
-    for streams in ours:
-        ratios = [a / b for a, b in zip(ours[streams], theirs[streams], strict=True)]
+    speeds = results["speeds"]
+    theirs = speeds[THEIRS]
+    table = [["streams", OURS, "in bf16", f"{THEIRS} {results['version']}", "ratio", "in bf16", "aim"]]
+    for streams in theirs:
+        ratios = {
+            name: [a / b for a, b in zip(speeds[name][streams], theirs[streams], strict=True)] for name in (OURS, OURS_IN_BF16)
+        }
         least = TARGETS.get(int(streams))
         table.append(
             [
                 streams,
-                spread(ours[streams], ".1f"),
-                spread(theirs[streams], ".1f"),
-                spread(ratios, ".1f", "×"),
-                f"≥ {least:.0f}× {mark(statistics.median(ratios) >= least)}" if least else "–",
+                *(spread(speeds[name][streams], ".1f") for name in (OURS, OURS_IN_BF16, THEIRS)),
+                *(spread(some, ".1f", "×") for some in ratios.values()),
+                f"≥ {least:.0f}× {mark(statistics.median(ratios[OURS]) >= least)}" if least else "–",
             ]
         )
-    rounds = len(next(iter(ours.values())))
+    rounds = len(next(iter(theirs.values())))
     about = (
         f"Tokens per second of all streams together, {results['new_tokens']} new ones each, layers cut at {results['cut']}, one "
-        f"compute thread each, bf16; median of {rounds} rounds (lowest–highest)."
+        f"compute thread each; median of {rounds} rounds (lowest–highest)."
     )
     return f"{markdown(table)}\n\n{about}"

