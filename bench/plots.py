@@ -147,14 +147,15 @@ def nodes() -> Drawing:
     for i, n in enumerate(streams):
         plot.label((i + 0.5) / 5, n)
     plot.caption("requests at once; tokens per second, prompts included")
-    other = Plot(drawing, 510, 10, 340, 270, "Two nodes on one machine", 160)
+    other = Plot(drawing, 510, 10, 340, 270, "Two nodes on one machine", 500)
     speeds = pipes["speeds"]
-    other.bars([[speeds[system][n] for system in speeds] for n in ("1", "8")], [BLUE, GREY])
+    other.bars([[speeds[system][n] for system in speeds] for n in ("1", "8")], [BLUE, TEAL, GREY])
     for i, text in enumerate(("1 request", "8 at once")):
         other.label((i + 0.5) / 2, text)
     other.caption("tokens per second")
     legend(drawing, 66, 298, [("one node", BLUE), ("two nodes", TEAL), ("two nodes, pinned", AMBER)])
-    legend(drawing, 566, 298, [("Penstock", BLUE), (f"Language Pipes {pipes['version']}", GREY)])
+    rivals = [("Penstock", BLUE), ("Penstock, bf16", TEAL), (f"Language Pipes {pipes['version']}, bf16", GREY)]
+    legend(drawing, 530, 298, rivals)
     drawing.text(66, 320, source(two), size=11, color=SOFT)
     return drawing
 
