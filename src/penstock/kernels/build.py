@@ -154,10 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sanitize", action="append", default=[], metavar="KIND", help="with --test: address, undefined or thread"
     )
-    parser.add_argument("--bench", nargs="*", metavar="PATH", help="with --test: measure these paths instead, or all")
+    parser.add_argument("--bench", action="store_true", help="with --test: measure the paths instead")
+    parser.add_argument("--path", action="append", default=[], help="with --test: only this one; may be given several times")
     options = parser.parse_args(arguments)
-    if (options.sanitize or options.bench is not None) and not options.test:
-        parser.error("--sanitize and --bench go with --test")
+    if (options.sanitize or options.bench or options.path) and not options.test:
+        parser.error("--sanitize, --bench and --path go with --test")
     try:
         if not options.test:
             print(build())
@@ -169,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             program = Path(folder) / "driver"
             compile_to(program, find_compiler(), flags=flags, test=True)
             env = os.environ | {"TSAN_OPTIONS": "die_after_fork=0"}  # the test starts threads after a fork on purpose
-            wanted = [] if options.bench is None else ["bench", *options.bench]
+            wanted = [*(["bench"] if options.bench else []), *options.path]
             return subprocess.run([program, *wanted], env=env, check=False).returncode
     except BuildFailed as error:
         print(error, file=sys.stderr)

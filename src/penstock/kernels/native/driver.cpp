@@ -1,6 +1,6 @@
 // Tests the library on this machine, with nothing but a compiler: every path that the processor can run must compute the bits
 // of the portable one, which is compared with sums in double precision. `driver single` uses no threads, for emulators; `driver
-// bench` measures the paths instead.
+// bench` measures the paths instead. `driver PATH...`, also behind one of these words, leaves out all other paths.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -60,10 +60,14 @@ struct Context {
     Context& operator=(const Context&) = delete;
 };
 
+std::vector<std::string> chosen;  // paths; all of them where it is empty
+
 std::vector<std::string> usable_paths() {
     std::vector<std::string> out;
-    for (int i = 0; ps_path(i); i++)
-        if (ps_path_usable(ps_path(i))) out.push_back(ps_path(i));
+    for (int i = 0; ps_path(i); i++) {
+        const bool wanted = chosen.empty() || std::find(chosen.begin(), chosen.end(), ps_path(i)) != chosen.end();
+        if (wanted && ps_path_usable(ps_path(i))) out.push_back(ps_path(i));
+    }
     return out;
 }
 
@@ -454,8 +458,7 @@ double best_seconds(const F& body) {
     return best;
 }
 
-// paths: which to measure; all that are usable where there are none
-void bench(const std::vector<std::string>& paths) {
+void bench() {
     const int rows = 1536, cols = 1024;
     const size_t footprint = 96 << 20;  // more than the caches of a processor's share
     std::vector<char> from(footprint, 1), to(footprint, 2);
@@ -468,7 +471,7 @@ void bench(const std::vector<std::string>& paths) {
         const size_t bytes = ps_packed_bytes(kind, rows, cols), count = footprint / bytes;
         const Memory copies = aligned(count * bytes);
         for (size_t i = 0; i < count; i++) std::memcpy(static_cast<char*>(copies.get()) + i * bytes, first.matrix.data, bytes);
-        for (const std::string& path : paths) {
+        for (const std::string& path : usable_paths()) {
             const Context context(path.c_str(), 0);
             size_t next = 0;
             for (const int m : {1, 8, 16, 32, 64, 512}) {
@@ -490,16 +493,22 @@ void bench(const std::vector<std::string>& paths) {
 }  // namespace
 
 int main(int count, char** arguments) {
+    const std::string word = count > 1 ? arguments[1] : "";
+    single = word == "single";
+    chosen.assign(arguments + std::min(count, single || word == "bench" ? 2 : 1), arguments + count);
+    for (const std::string& path : chosen)
+        if (!ps_path_usable(path.c_str())) {
+            std::fprintf(stderr, "This processor cannot run the path '%s'.\n", path.c_str());
+            return 2;
+        }
     std::string paths;
     for (const std::string& path : usable_paths()) paths += " " + path;
     std::printf("paths:%s\n", paths.c_str());
     std::fflush(stdout);
-    if (count > 1 && std::strcmp(arguments[1], "bench") == 0) {
-        const std::vector<std::string> named(arguments + 2, arguments + count);
-        bench(named.empty() ? usable_paths() : named);
+    if (word == "bench") {
+        bench();
         return 0;
     }
-    single = count > 1 && std::strcmp(arguments[1], "single") == 0;
     test_products();
     test_rows_that_are_not_finite_stay_so();
     test_layers();
