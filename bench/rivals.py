@@ -55,7 +55,8 @@ def _llama_cpp() -> Environment:
     if _has_flag("amx_tile"):
         parts = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
         name, flags = "llama.cpp-without-tiles", " ".join(["-DGGML_NATIVE=OFF", *(f"-DGGML_{part}=ON" for part in parts)])
-    install = ("llama-cpp-python==0.3.36", "--no-binary=llama-cpp-python")
+    # pip would take a wheel that it once compiled with other flags
+    install = ("llama-cpp-python==0.3.36", "--no-binary=llama-cpp-python", "--no-cache-dir")
     return Environment(name, install, {"CMAKE_ARGS": f"{flags} -DLLAVA_BUILD=OFF"})
 
 
