@@ -36,7 +36,7 @@ from compare import say
 from parts import Bench, Part
 
 MIDDLE = 15  # half of the layers each
-BALANCED = 12  # with the head at the first node, both have about the same work; see `cuts`
+BALANCED = 9  # with the head at the first node, both have about the same work; see `cuts`
 
 
 def hop(args: argparse.Namespace) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def delay(args: argparse.Namespace) -> dict[str, Any]:
 def rival(args: argparse.Namespace) -> dict[str, Any]:
     make = network_language_pipes.RivalPlan.quick if args.quick else network_language_pipes.RivalPlan
     asked = _given(rounds=args.rounds, new_tokens=args.new)
-    plan = make(**_basics(args), **asked, folder=args.folder, rival=args.language_pipes, cut=args.cut or MIDDLE)
+    plan = make(**_basics(args), **asked, folder=args.folder, rival=args.language_pipes, cut=args.cut or BALANCED)
     return network_language_pipes.measure(plan)
 
 
@@ -116,13 +116,13 @@ def arguments() -> argparse.Namespace:
         "--cut",
         type=int,
         metavar="LAYER",
-        help=f"where the second node begins (default {MIDDLE} for hop and {RIVAL}, else {BALANCED})",
+        help=f"where the second node begins (default {MIDDLE} for hop and simulation, else {BALANCED})",
     )
     parser.add_argument("--streams", type=_numbers, metavar="N,N,…", help="two, simulation: how many at once")
     parser.add_argument(
         "--delay", type=float, metavar="MS", help="delay, simulation: milliseconds added to every hop (default 20)"
     )
-    parser.add_argument("--cuts", type=_numbers, metavar="N,N,…", help="cuts: those to look at (default 10,11,12,13,15)")
+    parser.add_argument("--cuts", type=_numbers, metavar="N,N,…", help="cuts: those to look at (default 8,9,10,12,15)")
     args = parser.parse_args()
     args.penstock = tuple(args.penstock)
     for name in ("rounds", "new", "cut", "delay"):

@@ -7,8 +7,8 @@ visits one after the other and cannot gain. Two ways of running the nodes:
 - free: the system places all threads of both nodes on the two cores as it likes.
 - pinned: each node's process, with its HTTP server and its network, has one core and no more, as a machine with one core would.
 
-The head is with the first node and takes as long as four or five layers, so the first node holds fewer of them: the cut is where
-both have about the same work (`cuts` looks for it).
+The head is with the first node and takes as long as eight layers for a step of 8 streams, so the first node holds fewer of them:
+the cut is where both have about the same work (`cuts` looks for it).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from server_process import Server
 from tables import mark, markdown, spread
 from traffic import equal_chats
 
-TARGETS = {16: 0.6}
+TARGETS = {16: 0.85}
 ONE, FREE, PINNED = "one node, 2 threads", "two nodes, 1 thread each", "two nodes, pinned"
 
 
@@ -53,7 +53,7 @@ class CutsPlan:
     penstock: tuple[str, ...]
     model: str
     layers: int
-    cuts: tuple[int, ...] = (10, 11, 12, 13, 15)
+    cuts: tuple[int, ...] = (8, 9, 10, 12, 15)
     streams: int = 16
     question_words: int = 16
     new_tokens: int = 48

@@ -43,8 +43,9 @@ KINDS: dict[str, Callable[[int, int], np.ndarray]] = {
 }
 
 
-def write(shape: str, kind: str, target: Path, tokenizer: Path) -> None:
-    hidden, layers, heads, kv_heads, inner, vocab, tied = SHAPES[shape]
+def write(shape: str, kind: str, target: Path, tokenizer: Path, layers: int | None = None) -> None:
+    hidden, every, heads, kv_heads, inner, vocab, tied = SHAPES[shape]
+    layers = layers or every
     writer = gguf.GGUFWriter(target, "llama")
     writer.add_block_count(layers)
     writer.add_context_length(8192)
@@ -105,12 +106,13 @@ def main() -> None:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--layers", type=int, metavar="N", help="only so many layers of the shape")
     parser.add_argument("--tokenizer", type=Path, help="a .gguf file to take it from; by default that of the default model")
     args = parser.parse_args()
     if args.tokenizer is None:
         resolve(DEFAULT_MODEL)
         args.tokenizer = cache_dir() / "gguf" / find(DEFAULT_MODEL).gguf
-    write(args.shape, args.kind, args.file, args.tokenizer)
+    write(args.shape, args.kind, args.file, args.tokenizer, args.layers)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 // The path for processors with tiles: that of AVX-512, with tiles for bf16, which add in the order that all paths have for
-// floats. Codes stay with VNNI. Tiles of integers were slower on every number of rows: each group has its own scale, so a tile is
-// filled, stored and read again for 32 inputs.
+// floats. Codes stay with VNNI. Tiles of integers gain nothing: each group has its own scale, so a tile is filled, stored and read
+// again for 32 inputs (README.md has figures).
 #define PS_AVX512_VNNI
 #include "simd_avx512.h"
 
