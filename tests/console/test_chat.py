@@ -61,7 +61,7 @@ def set_numbers(page: Page, **numbers: str) -> None:
 def ask(page: Page, text: str) -> Locator:
     answers = page.get_by_role("article", name="Answer")
     before = answers.count()
-    page.get_by_label("Your message").fill(text)
+    page.get_by_label("Your message", exact=True).fill(text)
     page.keyboard.press("Enter")
     answers.nth(before).wait_for()
     return answers.last
@@ -122,6 +122,30 @@ def test_edits_and_new_answers_are_branches_that_stay(chat: Visit) -> None:
     page.get_by_role("article", name="You").filter(has_text="France").wait_for()
     assert ended(page) == first
     page.get_by_text("2/2").wait_for()
+
+
+def test_an_edit_stays_while_another_question_is_answered(chat: Visit) -> None:
+    page = chat.page
+    ask(page, QUESTION)
+    ended(page)
+    set_numbers(page, max_tokens="2000")
+    page.get_by_role("article", name="You").hover()
+    page.get_by_role("button", name="Edit").click()
+    ask(page, "Tell me a long story about a river.")
+    editor, send = page.get_by_label("Edit your message"), page.get_by_role("button", name="Send").first
+    editor.fill("What is the capital of Italy?")
+    assert send.is_disabled()
+    editor.press("Escape")
+    page.get_by_role("article", name="You").filter(has_text=QUESTION).wait_for()
+    assert page.get_by_role("button", name="Stop").is_visible(), "Escape closes the editor and no more"
+    page.keyboard.press("g")
+    page.keyboard.press("m")
+    page.get_by_role("heading", name="Metrics").wait_for()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    page.get_by_role("button", name="Stop").click()
+    assert "stopped" in page.locator(".stats").last.inner_text()
 
 
 def test_an_answer_follows_a_system_prompt_and_a_schema(chat: Visit) -> None:

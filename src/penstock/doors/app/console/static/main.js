@@ -147,7 +147,7 @@ function useShortcuts(showHelp) {
     const press = (event) => {
       const { target, key } = event;
       if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-      if (key === "Escape") return chats.stop();
+      if (key === "Escape") return pageOf(location.hash) === PAGES[0] && chats.stop();
       if (target.closest("input, textarea, select")) return;
       if (key === "?") return showHelp();
       if (key === "g") armed = Date.now();

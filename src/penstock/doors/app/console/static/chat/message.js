@@ -16,7 +16,7 @@ export const Message = ({ conversation, message, busy, writing }) =>
 function Question({ conversation, message, busy }) {
   const [editing, setEditing] = useState(false);
   const branched = branch(conversation, message).count > 1;
-  if (editing) return html`<${Editor} message=${message} onClose=${() => setEditing(false)} />`;
+  if (editing) return html`<${Editor} message=${message} busy=${busy} onClose=${() => setEditing(false)} />`;
   return html`<article class="message user ${branched ? "branched" : ""}" aria-label="You">
     <div class="bubble">${message.text}</div>
     <div class="message-foot">
@@ -27,12 +27,20 @@ function Question({ conversation, message, busy }) {
   </article>`;
 }
 
-function Editor({ message, onClose }) {
+const focus = (area) => area?.focus(); // once: another function at each drawing would be called each time
+
+function Editor({ message, busy, onClose }) {
   const [text, setText] = useState(message.text);
   const send = (event) => {
     event.preventDefault();
+    if (chats.isRunning(chats.current.id)) return; // another question was asked meanwhile
     onClose();
     chats.send(text.trim(), message.parent);
+  };
+  const press = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation(); // it would stop the answer, too
+    onClose();
   };
   return html`<article class="message user" aria-label="You">
     <form class="editor" onSubmit=${send}>
@@ -41,12 +49,12 @@ function Editor({ message, onClose }) {
         rows="3"
         value=${text}
         onInput=${(event) => setText(event.target.value)}
-        onKeyDown=${(event) => event.key === "Escape" && onClose()}
-        ref=${(area) => area?.focus()}
+        onKeyDown=${press}
+        ref=${focus}
       ></textarea>
       <div class="row">
         <button type="button" class="button compact" onClick=${onClose}>Cancel</button>
-        <button class="button primary compact" disabled=${!text.trim()}>Send</button>
+        <button class="button primary compact" disabled=${busy || !text.trim()}>Send</button>
       </div>
     </form>
   </article>`;

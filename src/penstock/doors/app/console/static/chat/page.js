@@ -102,7 +102,7 @@ function Greeting() {
       ${machines > 1 ? `Answered by ${machines} machines of your network.` : "Answered by this machine."} Conversations stay in this browser.
     </p>
     <div class="suggestions">
-      ${SUGGESTIONS.map((text) => html`<button type="button" class="button" onClick=${() => chats.send(text)}>${text}</button>`)}
+      ${SUGGESTIONS.map((text) => html`<button type="button" class="button" disabled=${!chats.model} onClick=${() => chats.send(text)}>${text}</button>`)}
     </div>
   </div>`;
 }
