@@ -17,7 +17,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
 from penstock.engine.engine import Engine
 from penstock.pipes.pipe import Pipe
-from tests.engine.fakes import FakeSegment, Windows, finish, make_engine, make_job, oracle, own
+from tests.engine.fakes import FakeDecoder, FakeSegment, Windows, finish, make_engine, make_job, oracle, own
 from tests.engine.sequences.test_properties import check_pool
 from tests.examples import examples
 
@@ -415,3 +415,28 @@ def test_rows_whose_choice_depends_on_their_tokens_wait_for_them() -> None:
     finish(engine)
     assert tokens(updates) == oracle([1, 2, 3], penalised, stages=1, seed=3)
     assert engine._processor._context.end_model.decoder(None).ahead == 0
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 8)])
+def test_a_step_that_cannot_begin_ahead_leaves_no_blocks_unused(
+    windows: tuple[int | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, failed, most = FakeDecoder.launch, 0, 0
+
+    def launch_unless_blocks_grow(self: FakeDecoder, batches: Any, ids: Any, rows: Any) -> Any:
+        nonlocal failed
+        if ids is None and batches[0].starts[0] % 4 == 0:
+            failed += 1
+            raise RuntimeError("out of memory")
+        return launch(self, batches, ids, rows)
+
+    monkeypatch.setattr(FakeDecoder, "launch", launch_unless_blocks_grow)
+    engine = make_engine(EngineConfig(block_size=4, chunk=8), windows=windows, decodes=True)
+    _, updates = submit(engine, [1, 2, 3])
+    engine.take_commands(wait=False)
+    while engine.turn():
+        for seq in engine.sequences.holders.values():
+            most = max(most, 4 * engine.sequences.pool.rows_of(seq.table) - len(seq.tokens))
+    assert failed > 5
+    assert most <= 4
+    assert len(tokens(updates)) == 40

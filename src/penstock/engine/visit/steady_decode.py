@@ -172,8 +172,10 @@ class SteadyDecode:
         return found
 
     def _take_blocks(self, grown: list[int], starts: np.ndarray) -> bool:
-        """Give a block to each of these members for the token at its start. Returns False if there are not enough."""
+        """Give a block to each of these members for the token at its start, unless a step that could not be begun ahead has left
+        it one. Returns False if there are not enough."""
         sequences, size = self._context.sequences, self._context.config.block_size
+        grown = [i for i in grown if sequences.pool.rows_of(self._seqs[i].table) <= starts[i] // size]
         if not grown:
             return True
         pools = [sequences.pool, *(columns.lease.pool for columns in self._stages)]
