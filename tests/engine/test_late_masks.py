@@ -134,3 +134,18 @@ def test_answers_with_late_masks_are_the_same_in_any_network(
         one = world.ask("a", prompt, SamplingParams(temperature=0.9, max_tokens=6))
         one.job.request = replace(one.job.request, constraint=lambda i=i: Anything(seed + i))
     world.finish()
+
+
+def test_an_answer_that_fills_the_memory_ends_though_its_route_is_lost_while_the_grammar_is_late() -> None:
+    engine = make_engine(EngineConfig(block_size=1), blocks=6)
+    job, updates = make_job([1, 2, 3], SamplingParams(max_tokens=3))
+    job.request = replace(job.request, constraint=lambda: Late(SETS, 3))
+    engine.submit(job)
+    engine.take_commands(wait=False)
+    while len(said(updates)) < 3:
+        assert engine.turn()
+    assert not isinstance(updates[-1], JobDone), "whether the text is complete is not known yet"
+    engine.origin.lose_route("node b is gone")
+    engine.origin.open_route()
+    finish(engine)
+    assert isinstance(updates[-1], JobDone)

@@ -278,6 +278,56 @@ def test_a_token_that_its_constraint_refuses_late_fails_the_job_as_well() -> Non
     assert [error.field for error in errors if isinstance(error, RequestError)] == ["resume", ""]
 
 
+class Later(Steps):
+    """Says nothing before its mask was asked for twice, however much it was given by then."""
+
+    def __init__(self, sets: list[set[int]]) -> None:
+        super().__init__(sets)
+        self.asked, self.refusal = 0, None
+
+    def accept(self, token_id: int) -> bool | None:
+        try:
+            super().accept(token_id)
+        except RequestError as error:
+            self.refusal = self.refusal or error
+        return None
+
+    def mask(self) -> np.ndarray | None:
+        self.asked += 1
+        if self.asked < 2:
+            return None
+        if self.refusal:
+            raise self.refusal
+        return np.zeros(2, dtype=np.uint32) if self.complete else super().mask()
+
+
+@pytest.mark.parametrize("resume, stop", [([5, 8, EOS], ()), ([5, 7, EOS], ()), ([5, 8, 9], ("<9>",)), ([5, 7, 8], ("<8>",))])
+def test_an_end_that_its_constraint_refuses_late_is_refused_as_well(resume: list[int], stop: tuple[str, ...]) -> None:
+    error = Server(stream=FakeStream).answer(replace(RULED, stop=stop), resume, constraint=lambda: Later([{5}, {7}, {9}])).error
+    assert isinstance(error, RequestError)
+    assert error.field == "resume"
+
+
+@pytest.mark.parametrize("resume, stop", [([5, 7, EOS], ()), ([5, 7, 9], ("<9>",))])
+def test_an_end_that_its_constraint_allows_late_is_as_it_was(resume: list[int], stop: tuple[str, ...]) -> None:
+    sampling = replace(RULED, stop=stop)
+    in_time, late = (
+        Server(stream=FakeStream).answer(sampling, resume, constraint=lambda made=made: made([{5}, {7}, {9, EOS}, {5}]))
+        for made in (Steps, Later)
+    )
+    assert in_time.error is None
+    assert late == in_time
+
+
+@pytest.mark.parametrize("cut", [8, 9, 30])
+def test_a_late_constraint_lets_no_resumed_answer_outgrow_its_memory(cut: int) -> None:
+    endless, sets = replace(RULED, max_tokens=None), [set(range(1, VOCAB))] * 60
+    whole = Server(blocks=8).answer(endless, constraint=lambda: Steps(sets))
+    longer = Server(blocks=60).answer(endless, constraint=lambda: Steps(sets))
+    assert longer.token_ids[: len(whole.token_ids)] == whole.token_ids
+    assert Server(blocks=8).answer(endless, longer.token_ids[:cut], constraint=lambda: Later(sets)) == whole
+
+
 def test_the_end_of_text_is_taken_where_its_constraint_allows_it() -> None:
     whole = Server().answer(RULED, [5, EOS], constraint=lambda: Steps([{5}, {EOS, 6}, {7}]))
     assert (whole.token_ids, whole.ends) == ((5, EOS), (OutputFinished(0, FinishReason.STOP),))

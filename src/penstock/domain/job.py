@@ -128,6 +128,7 @@ class Sequence:
     finish: FinishReason | None = None
     prefix_trusted: bool = True  # False once a stage lacked a prefix that we expected there
     constraint: Constraint | None = None  # has seen all generated tokens
+    late_end: tuple[FinishReason, str | int | None] | None = None  # of a resumed output, until its constraint allows it
     last_token: float = 0.0  # when it was generated
     sample_row: Any = None  # what the sampler keeps of it between steps
     prompt_len: int = field(init=False)
@@ -179,8 +180,9 @@ class Sequence:
 
     @property
     def min_length(self) -> int:
-        """Tokens that need memory: those it has, and one more unless it is an embedding."""
-        return len(self.tokens) + (not self.job.request.embed)
+        """Tokens that need memory: those it has, and one more unless it is an embedding or has all its tokens."""
+        grows = not self.job.request.embed and self.late_end is None and self.generated < self.job.max_tokens
+        return len(self.tokens) + grows
 
     def move(self, state: SequenceState) -> None:
         assert state in _ALLOWED[self.state], f"sequence {self.seq_id}: {self.state.name} -> {state.name}"

@@ -36,7 +36,7 @@ from penstock.domain.updates import (
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.engine.scheduling.waiting_queue import WaitingQueue
 from penstock.engine.sequences.answers import Answers
-from penstock.engine.sequences.output_text import AcceptedToken, TextStreams
+from penstock.engine.sequences.output_text import AcceptedToken, TextStreams, check_end, mask_of_end
 from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
 from penstock.model.sampler import Sample
@@ -297,8 +297,13 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         if job.open and all(s.state in TERMINAL for s in job.sequences):
             self.answers.send_done(job)
 
-    def end_if_complete(self, seq: Sequence, constraint: Constraint) -> bool:
-        """End an output whose constraint was late to say that it is complete, or that it is not and may get no more tokens."""
+    def end_if_complete(self, seq: Sequence, constraint: Constraint, mask: np.ndarray) -> bool:
+        """End an output whose constraint was late to say that it is complete, or that it is not and may get no more tokens, or
+        that a resumed one may end as it did. Raises if it may not."""
+        if seq.late_end is not None:
+            check_end(seq, constraint, mask)
+            self.free_seq(seq, *seq.late_end)
+            return True
         if not constraint.complete and seq.generated < seq.job.max_tokens:
             return False
         reason = FinishReason.STOP if constraint.complete else FinishReason.LENGTH
@@ -410,8 +415,14 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             seq.tokens.append(token_id)
             accepted = self.answers.replay(seq)
             pieces.append(accepted.text)
-            if accepted.reason is not None:
-                break
+            if accepted.reason is not None or seq.generated >= seq.job.max_tokens:
+                break  # the second without the first: its constraint was late
+        if accepted is not None and accepted.reason is not None and accepted.unseen and seq.constraint is not None:
+            mask = mask_of_end(seq, seq.constraint)
+            if mask is None:
+                seq.late_end, accepted = (accepted.reason, accepted.stop_reason), None
+            else:
+                check_end(seq, seq.constraint, mask)
         self.answers.send_replayed(seq, "".join(pieces))
         self._go_on(seq, accepted)
 

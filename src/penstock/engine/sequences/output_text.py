@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from penstock.domain.constraint import Constraint
 from penstock.domain.job import Sequence as Output
 from penstock.domain.sampling import SamplingParams
@@ -68,11 +70,15 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class AcceptedToken(NamedTuple):
-    """The text that a token adds, and why it was the last one, if it was."""
+    """The text that a token adds, and why it was the last one, if it was.
+
+    unseen: its constraint was not asked, since a stop token or a stop string ends the output.
+    """
 
     text: str
     reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    unseen: bool = False
 
 
 def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
@@ -82,10 +88,10 @@ def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Acc
     if _is_end(sampling, token_id, eos_ids):
         piece = text.finish()
         by_itself = None if token_id in eos_ids and not sampling.ignore_eos else token_id
-        return AcceptedToken(piece.text, FinishReason.STOP, by_itself if piece.stop is None else piece.stop)
+        return AcceptedToken(piece.text, FinishReason.STOP, by_itself if piece.stop is None else piece.stop, unseen=True)
     piece = text.push(token_id, may_stop=generated >= sampling.min_tokens)
     if piece.stop is not None:
-        return AcceptedToken(piece.text, FinishReason.STOP, piece.stop)
+        return AcceptedToken(piece.text, FinishReason.STOP, piece.stop, unseen=True)
     complete = seq.constraint.accept(token_id) if seq.constraint is not None else False
     if complete:
         reason = FinishReason.STOP
@@ -99,13 +105,30 @@ def accept_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> Acc
 
 def replay_token(seq: Output, text: OutputText, eos_ids: Collection[int]) -> AcceptedToken:
     """Process a token that another server generated before: it was not chosen under our constraint, so it may be refused."""
-    token_id = seq.tokens[-1]
     try:
-        if seq.constraint is not None and _is_end(seq.job.sampling, token_id, eos_ids) and not _allows(seq.constraint, token_id):
-            raise RequestError("The grammar does not allow the text to end here.")
         return accept_token(seq, text, eos_ids)
     except Exception as error:
-        raise resume_refused(f"its token {seq.generated} (id {token_id})", error) from error
+        raise _token_refused(seq, error) from error
+
+
+def mask_of_end(seq: Output, constraint: Constraint) -> np.ndarray | None:
+    """The tokens that a constraint allows where a resumed output has ended unseen; None if that is not known in time."""
+    try:
+        mask: np.ndarray | None = constraint.mask()
+    except Exception as error:
+        raise _token_refused(seq, error) from error
+    return mask
+
+
+def check_end(seq: Output, constraint: Constraint, mask: np.ndarray) -> None:
+    """Refuse the newest token, which ended a resumed output unseen by its constraint, unless that allows it."""
+    token_id = seq.tokens[-1]
+    if not constraint.complete and not int(mask[token_id // 32]) >> token_id % 32 & 1:
+        raise _token_refused(seq, RequestError("The grammar does not allow it here."))
+
+
+def _token_refused(seq: Output, error: Exception) -> RequestError:
+    return resume_refused(f"its token {seq.generated} (id {seq.tokens[-1]})", error)
 
 
 def resume_refused(what: str, error: Exception) -> RequestError:
@@ -116,9 +139,3 @@ def resume_refused(what: str, error: Exception) -> RequestError:
 
 def _is_end(sampling: SamplingParams, token_id: int, eos_ids: Collection[int]) -> bool:
     return (token_id in eos_ids and not sampling.ignore_eos) or token_id in sampling.stop_token_ids
-
-
-def _allows(constraint: Constraint, token_id: int) -> bool:
-    """Whether a token is allowed, as far as that is known in time."""
-    mask = constraint.mask()
-    return mask is None or bool(int(mask[token_id // 32]) >> token_id % 32 & 1)

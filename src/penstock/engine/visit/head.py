@@ -98,11 +98,11 @@ class Head:
                 if allowed is None:
                     self._context.sequences.rewind_seq(seq)
                     return None
-                if self._context.sequences.end_if_complete(seq, seq.constraint):
+                if self._context.sequences.end_if_complete(seq, seq.constraint, allowed):
                     return None
         except Exception as error:
             known = error if isinstance(error, PenstockError) else ComputeFailed(f"The grammar failed: {error}.")
-            if isinstance(error, RequestError) and 0 < len(job.request.resume) == seq.generated:
+            if isinstance(error, RequestError) and 0 < seq.generated <= len(job.request.resume):
                 known = resume_refused("one of its tokens", error)  # the grammar was late to say so
             self._context.sequences.fail(job, known)
             return None
