@@ -245,9 +245,8 @@ inline float soften(float* scores, int start, int end, float scale, bool rounded
     for (int i = LANES; i < KEY_BLOCK; i += LANES) highest = max(highest, load(scores + i));
     const float before = *largest, block = max_lanes(highest) * scale, now = before > block ? before : block;
     for (int i = 0; i < KEY_BLOCK; i += LANES) {
-        const V own = load(scores + i);
-        save(scores + i, rounded ? short_power_of_two(fma(own, all(scale * LOG2_E), all(-now * LOG2_E)))
-                                 : exponential(sub(mul(own, all(scale)), all(now))));
+        const V own = sub(mul(load(scores + i), all(scale)), all(now));  // at most 0, however large they are
+        save(scores + i, rounded ? short_power_of_two(mul(own, all(LOG2_E))) : exponential(own));
     }
     for (int i = 0; i < start; i++) scores[i] = 0.0f;
     for (int i = end; i < KEY_BLOCK; i++) scores[i] = 0.0f;

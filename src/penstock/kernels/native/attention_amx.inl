@@ -203,15 +203,15 @@ V soften_tile(TileOfQueries& queries, int first, float scale, const float* score
     const V before = queries.largest, now = max(before, block);
     const __mmask16 fresh = _mm512_cmp_ps_mask(before.v, none.v, _CMP_EQ_OQ);
     const V factors = {_mm512_mask_mov_ps(exponential(sub(before, now)).v, fresh, _mm512_setzero_ps())};
-    alignas(64) float raised[LANES];
-    save(raised, mul(sub(all(0.0f), now), all(LOG2_E)));
+    alignas(64) float largest[LANES];
+    save(largest, now);
     for (int r = 0; r < LANES; r++) found[r] = all(0.0f);
     for (int r = 0; r < queries.count; r++) {
         const uint64_t mask = MASKED ? seen(r) : 0;
         V own[VECTORS_OF_KEYS];
 #pragma GCC unroll 4
         for (int i = 0; i < VECTORS_OF_KEYS; i++) {
-            own[i] = short_power_of_two(fma(score(r, i), all(scale * LOG2_E), all(raised[r])));
+            own[i] = short_power_of_two(mul(sub(mul(score(r, i), all(scale)), all(largest[r])), all(LOG2_E)));
             if (MASKED) own[i] = {_mm512_maskz_mov_ps(static_cast<__mmask16>(mask >> (i * LANES)), own[i].v)};
         }
         found[r] = add(add(add(own[0], own[1]), own[2]), own[3]);

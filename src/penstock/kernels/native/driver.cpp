@@ -333,6 +333,70 @@ void test_crowd() {
     }
 }
 
+// Scores at which a difference of one unit in the last place would change a key's weight, and scores that are far too large: row
+// i > 0 has score i for the first key and 0 for the others. Heads are four numbers wide, which makes the scale exact.
+void test_sharp_scores() {
+    constexpr int dim = 4, width = 3 * dim;
+    const std::vector<float> scores = {0.0f,
+                                       -0x1.333d8ap-3f,
+                                       -0x1.55e104p-3f,
+                                       -0x1.674f14p-3f,
+                                       -0x1.9c0c3cp-3f,
+                                       -0x1.d17976p-3f,
+                                       -0x1.03cdbcp-2f,
+                                       -0x1.28753p-2f,
+                                       -0x1.73cb84p-2f,
+                                       -0x1.c20282p-2f,
+                                       -0x1.2941bp-1f,
+                                       8e6f,
+                                       5e9f,
+                                       1e20f,
+                                       -5e9f,
+                                       -1e20f,
+                                       1e30f};
+    const int n = static_cast<int>(scores.size());
+    std::vector<float> rows(static_cast<size_t>(n) * width);
+    for (int i = 0; i < n; i++) {
+        float left = scores[static_cast<size_t>(i)], *q = &rows[static_cast<size_t>(i) * width];
+        for (int part = 0; part < 3; part++) {  // in bf16, which hold it together
+            uint32_t bits;
+            std::memcpy(&bits, &left, sizeof bits);
+            bits &= 0xffff0000u;
+            std::memcpy(&q[part], &bits, sizeof bits);
+            left -= q[part];
+            if (i == 0) q[dim + part] = 1.0f;
+        }
+        for (int d = 0; d < dim; d++) q[2 * dim + d] = static_cast<float>(i == d);
+    }
+    std::vector<uint16_t> kv(2 * 16 * 2 * dim);
+    ps_layer layer = {};
+    layer.kv = kv.data();
+    ps_rope rope = {};
+    rope.positions = n;
+    ps_model model = {};
+    model.heads = model.kv_heads = model.groups = model.layer_count = model.rope_count = 1;
+    model.head_dim = dim;
+    model.kv_type = PS_TYPE_BF16;
+    model.block_size = 16;
+    model.kv_blocks = 2;
+    model.layers = &layer;
+    model.ropes = &rope;
+    const int32_t tables[] = {0, 1}, zero = 0;
+    const ps_batch batch = {1, 2, tables, &zero, &zero, &n};
+    const auto run = [&](const char* path) {
+        const Context context(path, 1);
+        std::vector<float> own = rows, out(static_cast<size_t>(n) * dim);
+        expect(ps_attention(context.c, &model, 0, &batch, own.data(), out.data()) == 0, "attention");
+        return out;
+    };
+    const std::vector<float> wanted = run("portable");
+    bool finite = true;
+    for (const float x : wanted) finite = finite && std::isfinite(x);
+    expect(finite, "sharp scores give numbers");
+    for (const std::string& path : usable_paths())
+        expect(same(run(path.c_str()), wanted), path + ": sharp scores give the portable bits");
+}
+
 void test_refusals() {
     Model model(PS_F32, PS_TYPE_F32, false);
     const Context context(nullptr);
@@ -513,6 +577,7 @@ int main(int count, char** arguments) {
     test_rows_that_are_not_finite_stay_so();
     test_layers();
     test_crowd();
+    test_sharp_scores();
     test_refusals();
     test_head_and_picks();
     if (!single) {

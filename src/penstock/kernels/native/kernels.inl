@@ -39,7 +39,7 @@ inline V times_power(V p, V y) { return mul(p, power_of_two(add(floor(y), all(12
 
 #endif
 
-// 2^y to 8 bits, for y of at most 2; below -125 it is 2^-125. What is added last has no lower bits than 2^-7, which rounds.
+// 2^y to 8 bits, for y of at most 0; below -125 it is 2^-125. What is added last has no lower bits than 2^-7, which rounds.
 inline V short_power_of_two(V y) {
     y = max(all(-125.0f), y);
     const V f = fraction(y);

@@ -33,7 +33,7 @@ inline V power_of_two(V a) {
     return {_mm512_castsi512_ps(_mm512_add_epi32(shifted, _mm512_set1_epi32(0x3f800000)))};
 }
 #define PS_OWN_FRACTION
-inline V fraction(V y) { return {_mm512_reduce_ps(y.v, _MM_FROUND_TO_NEG_INF)}; }
+inline V fraction(V y) { return sub(y, {_mm512_roundscale_ps(y.v, _MM_FROUND_TO_NEG_INF)}); }
 inline V times_power(V p, V y) { return {_mm512_scalef_ps(p.v, y.v)}; }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline V load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(load256(p))}; }
