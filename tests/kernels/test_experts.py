@@ -12,6 +12,7 @@ from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMatrix, Pa
 from penstock.kernels.structs import Kind, SourceType
 
 BLOCK_SIZE, BLOCKS, EPS = 16, 34, 1e-5
+ROWS = 80  # that are compared with double precision: what few get may nearly cancel, and errors with it would not
 # how far results may be from double precision: inputs of bf16 weights are rounded to bf16, of quantised weights to 8 bits
 TOLERANCE = {Kind.F32: 1e-5, Kind.BF16: 0.01, Kind.Q8: 0.03, Kind.Q4M: 0.03}
 
@@ -83,7 +84,7 @@ def test_experts_are_those_of_double_precision_whatever_is_beside_a_row(context,
     @settings(max_examples=6)
     @given(
         st.integers(0, 999),
-        st.sampled_from([1, 2, 17, 64, 80]),
+        st.sampled_from([1, 2, 17, 64, 79]),
         st.sampled_from([(32, 16), (33, 7), (96, 40)]),
         st.sampled_from([(1, 1), (3, 3), (8, 2), (20, 5)]),
         st.booleans(),
@@ -95,15 +96,18 @@ def test_experts_are_those_of_double_precision_whatever_is_beside_a_row(context,
         model = model_of_experts(
             rng, kind, hidden=hidden, inner=inner, count=count, per_token=per_token, normalised=normalised, normed=normed
         )
-        rows = rng.standard_normal((m, hidden)).astype(np.float32)
+        rows = rng.standard_normal((ROWS, hidden)).astype(np.float32)
         wanted, found = exact(model, rows), []
         for path in paths:
             found.append(rows.copy())
-            context(path).run_layers(model.struct, 0, 1, SpanColumns.of([(0, m, range(BLOCKS))]), found[-1])
+            context(path).run_layers(model.struct, 0, 1, SpanColumns.of([(0, ROWS, range(BLOCKS))]), found[-1])
             assert np.array_equal(found[-1], found[0])
+            some = rows[:m].copy()
+            context(path).run_layers(model.struct, 0, 1, SpanColumns.of([(0, m, range(BLOCKS))]), some)
+            assert np.array_equal(some, found[0][:m])
         error = np.linalg.norm(found[0] - wanted) / np.linalg.norm(wanted - rows)
         assert error <= TOLERANCE[kind]
-        for i in range(0, m, 1 + m // 4):
+        for i in range(0, ROWS, 21):
             alone = rows[i : i + 1].copy()
             context(None, 1).run_layers(model.struct, 0, 1, SpanColumns.of([(0, 1, [0])]), alone)
             assert np.array_equal(alone[0], found[0][i])
