@@ -80,7 +80,9 @@ class Node:
         if _says(prompt, "interrupt me") and "STUB_CALM" not in os.environ:
             try:
                 print("it runs", file=sys.stderr, flush=True)
-                time.sleep(60)
+                until = time.monotonic() + 60
+                while time.monotonic() < until:
+                    time.sleep(0.02)  # one long sleep would not notice a signal that comes just before it
             except KeyboardInterrupt:
                 self._workspace.give_back(held)
                 raise
