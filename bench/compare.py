@@ -161,7 +161,7 @@ def find_model(name: str, *, bf16: bool) -> Model:
     import torch
     from safetensors.torch import load_file, save_file
 
-    from penstock.model.cache import cache_dir
+    from penstock.model.files.cache import cache_dir
     from penstock.model.sources import resolve
     from penstock.model.sources.catalogue import find
 

@@ -34,12 +34,12 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
-from penstock.model.allocator import keep_freed_memory
+from penstock.model.architecture.spec import ModelSpec, spec_from_config
 from penstock.model.ends import EndModel
-from penstock.model.packing import ROUTER
+from penstock.model.files.weights import WeightFiles
+from penstock.model.memory.allocator import keep_freed_memory
+from penstock.model.packed.packing import ROUTER
 from penstock.model.segment import LlmModel, Segment
-from penstock.model.spec import ModelSpec, spec_from_config
-from penstock.model.weights import WeightFiles
 from penstock.pipes.pipe import Pipe
 
 SHAPES = {

@@ -36,10 +36,10 @@ from penstock.domain.updates import JobDone, JobFailed, JobUpdate
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.routing.config import RoutingConfig
-from penstock.model.spec import ModelSpec, spec_from_config
+from penstock.model.architecture.spec import ModelSpec, spec_from_config
 from penstock.network import codec
 from penstock.network.wire import Wire
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
 

@@ -32,8 +32,8 @@ from penstock.domain.request import JobRequest
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
-from penstock.model.attention import AttentionPlan
 from penstock.model.batch import Batch, BatchPiece
+from penstock.model.decoder.attention import AttentionPlan
 from penstock.pipes.pipe import Pipe
 
 VOCAB = 128

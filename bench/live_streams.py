@@ -44,7 +44,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel, host_standalone
 from penstock.model.sources import resolve
-from penstock.model.tokenizer import Tokenizer
+from penstock.model.text.tokenizer import Tokenizer
 from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 
 NAME = "none"

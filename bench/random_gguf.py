@@ -15,7 +15,7 @@ import gguf
 import numpy as np
 
 from engine import SHAPES
-from penstock.model.cache import cache_dir
+from penstock.model.files.cache import cache_dir
 from penstock.model.sources import resolve
 from penstock.model.sources.catalogue import DEFAULT_MODEL, find
 

@@ -45,13 +45,13 @@ def measure(rows: int, vocab: int, context: int, rounds: int, *, native: bool = 
     import torch
 
     from penstock.domain.sampling import SamplingParams
-    from penstock.model import sampler
+    from penstock.model.sampling import sampler
 
     torch.set_num_threads(1)
     picker = None
     if native:
         from penstock.kernels.library import KernelContext
-        from penstock.model.picker import NativePicker
+        from penstock.model.sampling.picker import NativePicker
 
         picker = NativePicker(KernelContext(threads=1))
     generator = torch.Generator().manual_seed(1)

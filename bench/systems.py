@@ -47,7 +47,7 @@ class Penstock:
 
     def memory(self) -> dict[str, int]:
         """Bytes: what the process took at its peak, and what the bound is made of."""
-        from penstock.model.shapes import total_params
+        from penstock.model.architecture.shapes import total_params
 
         spec, config = self._llm.spec, self._llm.config
         pool = self._llm.engine.pipe.kv_blocks * config.block_size * spec.kv_width * spec.num_layers * 2

@@ -25,11 +25,11 @@ from penstock.audit.auditor import public_text
 from penstock.config.engine import EngineConfig
 from penstock.kernels.packed import PackedMatrix
 from penstock.kernels.structs import Kind, SourceType
-from penstock.model import attention, linear
-from penstock.model.attention import _WindowView
+from penstock.model.architecture.spec import read_spec
 from penstock.model.batch import BatchPiece
+from penstock.model.decoder import attention, linear
+from penstock.model.decoder.attention import _WindowView
 from penstock.model.sources import DEFAULT_MODEL, resolve
-from penstock.model.spec import read_spec
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 
 WINDOW = 256  # tokens that are read at once

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from penstock.model.shapes import end_shapes, layer_shapes
-from penstock.model.spec import spec_from_config
+from penstock.model.architecture.shapes import end_shapes, layer_shapes
+from penstock.model.architecture.spec import spec_from_config
 
 HEADS = 4
 

@@ -66,6 +66,23 @@ INNER_FLOORS = {
         ("job_factory", "job_receiver"),
         ("hosted_model",),
     ],
+    "model": [
+        ("files", "memory", "text", "batch", "upload"),
+        ("architecture", "sampling"),
+        ("decoder", "packed"),
+        ("segment",),
+        ("ends",),
+        ("native", "largest_pass", "triton"),
+        ("backend", "sources"),
+    ],
+    "network": [
+        ("stream", "log_throttle", "rate_limit", "link_meter"),
+        ("router",),
+        ("frame", "parts", "trust", "in_process", "routers", "conformance"),
+        ("codec", "members", "send_window"),
+        ("messenger", "wire"),
+        ("link_monitor", "zenoh"),
+    ],
     "cli": [
         ("ui", "exits", "prompt", "quick_imports", "version"),
         ("options",),
@@ -380,10 +397,10 @@ def test_a_house_in_order_passes(house) -> None:
     source = house(
         errors="",
         domain__job="from penstock.errors import PenstockError\nimport dataclasses",
-        model__decoder="import torch.nn.functional as F\nfrom penstock.domain.job import Job\nfrom . import spec",
-        model__spec="",
+        model__segment="import torch.nn.functional as F\nfrom penstock.domain.job import Job\nfrom . import batch",
+        model__batch="",
         model__sources__hub="def fetch():\n    import huggingface_hub",
-        engine__engine="from penstock.model import decoder\nfrom .scheduling.scheduler import schedule",
+        engine__engine="from penstock.model import segment\nfrom .scheduling.scheduler import schedule",
         engine__scheduling__scheduler="",
         cli__chat__run="import typer\nfrom penstock.engine.engine import step",
     )

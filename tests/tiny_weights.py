@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from penstock.model.shapes import end_shapes, layer_shapes
-from penstock.model.spec import spec_from_config
+from penstock.model.architecture.shapes import end_shapes, layer_shapes
+from penstock.model.architecture.spec import spec_from_config
 
 LAYERS = 4
 CONFIG: dict[str, Any] = {

@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.model import tokenizer
 from penstock.model.sources import DEFAULT_MODEL, known
+from penstock.model.text import tokenizer
 
 if TYPE_CHECKING:
     from penstock.doors.grammar.grammars import Grammars

@@ -12,8 +12,8 @@ from torch import Tensor
 from penstock.audit.attacks import Dictionary, LinearMap, fit, share
 from penstock.audit.cut_model import CutModel, kept_layers, load_cut
 from penstock.audit.search import BATCH_GROWTH, FIRST_BATCH, MAX_BATCH, Known, Search, ranking_flops, try_flops
-from penstock.model.attention import BatchPiece
-from penstock.model.shapes import max_layer_params
+from penstock.model.architecture.shapes import max_layer_params
+from penstock.model.decoder.attention import BatchPiece
 from tests.hardware import needs_bf16
 
 KNOWN, SOUGHT = 16, 24

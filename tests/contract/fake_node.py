@@ -33,8 +33,8 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel
 from penstock.engine.routing.config import RoutingConfig
+from penstock.model.architecture.spec import spec_from_config
 from penstock.model.batch import BatchPiece
-from penstock.model.spec import spec_from_config
 from penstock.network.codec import PROTOCOL, encode_record
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership

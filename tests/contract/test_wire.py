@@ -28,13 +28,13 @@ from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
-from penstock.model.spec import fingerprint, spec_from_config
-from penstock.model.weights import HashedTensor
+from penstock.model.architecture.spec import fingerprint, spec_from_config
+from penstock.model.files.weights import HashedTensor
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
 from penstock.network.parts import Part
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Envelope, OpenKeyring
-from penstock.network.zenoh_presence import Address
+from penstock.network.zenoh.presence import Address
 from penstock.weights.manifest import HashedFile, Manifest
 from tests.contract.fake_node import MODEL_CONFIG
 from tests.contract.snapshot import FOLDER, check_json

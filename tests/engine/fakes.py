@@ -25,7 +25,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.routing.stage import Stage
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.model.batch import Batch, BatchPiece
-from penstock.model.sampler import PendingSamples, SampleRow, launch, sample
+from penstock.model.sampling.sampler import PendingSamples, SampleRow, launch, sample
 from penstock.pipes.pipe import Pipe
 
 VOCAB = 50

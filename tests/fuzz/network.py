@@ -19,8 +19,8 @@ from penstock.domain.topology import LayerRange
 from penstock.errors import BadMessage, Untrusted
 from penstock.network import frame, parts
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
-from penstock.network.peer_directory import PeerDirectory
-from penstock.network.roster import Roster
+from penstock.network.members.peer_directory import PeerDirectory
+from penstock.network.members.roster import Roster
 from penstock.network.stream import Stream
 from penstock.network.trust import invitation, revocations, trusted_models
 from penstock.network.trust.keyring import Sealed

@@ -6,12 +6,12 @@ import json
 import math
 
 from penstock.errors import CorruptWeights, UnknownModel, UnsupportedModel
+from penstock.model.architecture.spec import read_spec
+from penstock.model.files.weights import DTYPES, WeightFiles, places
 from penstock.model.sources.gguf_config import Metadata, build_config
 from penstock.model.sources.gguf_file import read_gguf
 from penstock.model.sources.gguf_tensors import plan_tensors
 from penstock.model.sources.gguf_tokenizer import build_tokenizer, build_tokenizer_config
-from penstock.model.spec import read_spec
-from penstock.model.weights import DTYPES, WeightFiles, places
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import Manifest
 from tests.fuzz.target import Target, TargetMaker, damaged, scratch_folder

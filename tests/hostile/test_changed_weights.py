@@ -21,11 +21,11 @@ from penstock.domain.meta_model import Offer
 from penstock.engine.hosted_model import HostedModel, host
 from penstock.engine.routing.config import RoutingConfig
 from penstock.errors import ModelError, UntrustedWeights
+from penstock.model.architecture.spec import fingerprint, read_spec
 from penstock.model.sources.catalogue import CATALOGUE
-from penstock.model.spec import fingerprint, read_spec
 from penstock.network.trust.certificates import create_authority
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, sign
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 from penstock.node import Node
 from penstock.peers.membership import Membership
 from penstock.peers.weights_trust import WeightsTrust

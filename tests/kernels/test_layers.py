@@ -16,13 +16,13 @@ from penstock.domain.topology import LayerRange
 from penstock.kernels.library import KernelsError, SpanColumns
 from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMatrix, PackedMlp, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
-from penstock.model.attention import BatchPiece
-from penstock.model.mlp import Experts
-from penstock.model.rope import inverse_frequencies
+from penstock.model.architecture.shapes import layer_shapes
+from penstock.model.architecture.spec import ModelSpec, RopeSpec, spec_from_config
+from penstock.model.decoder.attention import BatchPiece
+from penstock.model.decoder.mlp import Experts
+from penstock.model.decoder.rope import inverse_frequencies
+from penstock.model.files.weights import WeightFiles
 from penstock.model.segment import LlmModel
-from penstock.model.shapes import layer_shapes
-from penstock.model.spec import ModelSpec, RopeSpec, spec_from_config
-from penstock.model.weights import WeightFiles
 
 HEADS, KV_HEADS, POSITIONS = 6, 2, 700
 TOLERANCE = {SourceType.F32: 2e-6, SourceType.F16: 2e-6, SourceType.BF16: 2**-8}  # weights of bf16 values are rounded, too

@@ -12,9 +12,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from penstock.config.engine import EngineConfig
-from penstock.model.cache import cache_dir
-from penstock.model.packed_file import SOURCE
-from penstock.model.weights import WeightFiles
+from penstock.model.files.cache import cache_dir
+from penstock.model.files.weights import WeightFiles
+from penstock.model.packed.packed_file import SOURCE
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from tests.kernels.test_native_model import BLOCK_SIZE, KV_MEMORY, LAYERS, TEXT, load, logits, write_model
 
@@ -82,7 +82,7 @@ def test_weights_that_have_changed_are_rounded_again(folder: Path) -> None:
 def test_other_kernels_round_anew(folder: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     load(folder, quant="int8")
     reads.clear()
-    monkeypatch.setattr("penstock.model.packing.library_path", lambda: Path("libpenstock-other.so"))
+    monkeypatch.setattr("penstock.model.packed.packing.library_path", lambda: Path("libpenstock-other.so"))
     load(folder, quant="int8")
     assert len(reads) == LAYERS + 1
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from penstock.domain.sampling import SamplingParams
 from penstock.kernels.library import CHOICE, KernelsError
-from penstock.model.picker import NativePicker
-from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import sample
-from tests.model.plain_sampler import plain_sample
-from tests.model.test_stored_draws import FILE, VOCABULARIES, by_name, draws
+from penstock.model.sampling.picker import NativePicker
+from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.sampling.sampler import sample
+from tests.model.sampling.plain_sampler import plain_sample
+from tests.model.sampling.test_stored_draws import FILE, VOCABULARIES, by_name, draws
 
 VOCAB = 5003
 USUAL: dict[str, dict[str, Any]] = {

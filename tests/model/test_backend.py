@@ -9,8 +9,8 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.model import backend
+from penstock.model.architecture.spec import spec_from_config
 from penstock.model.backend import Backend, check_kv_dtype, choose_backend
-from penstock.model.spec import spec_from_config
 
 CUDA = torch.device("cuda:0")
 LLAMA = {

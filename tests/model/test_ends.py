@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from penstock.model import ends as ends_module
+from penstock.model.architecture.shapes import end_shapes
+from penstock.model.architecture.spec import read_spec
+from penstock.model.decoder.linear import PlainLinear
 from penstock.model.ends import EndModel
-from penstock.model.linear import PlainLinear
-from penstock.model.shapes import end_shapes
-from penstock.model.spec import read_spec
-from penstock.model.weights import WeightFiles
+from penstock.model.files.weights import WeightFiles
 from tests.small_model import write_small_model
 
 

@@ -8,7 +8,7 @@ import time
 
 from penstock.config.network import NetworkConfig
 from penstock.errors import Unreachable
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 
 
 def main(node_id: str, lease_ms: str, *connect: str) -> None:

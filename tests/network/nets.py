@@ -13,7 +13,7 @@ from penstock.config.network import NetworkConfig
 from penstock.network.conformance import Participant, RouterNetwork, wait_for
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import Router, is_node_id
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 from tests.network.certificates import Authority
 
 __all__ = ["Participant", "wait_for"]

@@ -15,15 +15,15 @@ import msgspec
 import pytest
 
 from penstock.errors import Unreachable, Untrusted
-from penstock.network import isolation as solitude
 from penstock.network import parts
+from penstock.network.members import isolation
+from penstock.network.members.peer_directory import PART, RECORD, PeerDirectory
 from penstock.network.parts import PART_BYTES, Part
-from penstock.network.peer_directory import PART, RECORD, PeerDirectory
 from penstock.network.stream import Stream
 from penstock.network.trust import certificates, revocations
 from penstock.network.trust.keyring import read_envelope
-from penstock.network.zenoh_router import ZenohRouter
-from penstock.network.zenoh_session import session_settings
+from penstock.network.zenoh.router import ZenohRouter
+from penstock.network.zenoh.session import session_settings
 from tests.network.certificates import Authority, Papers
 from tests.network.nets import Participant, free_port, wait_for
 
@@ -465,7 +465,7 @@ def test_a_node_that_meets_nobody_any_more_is_told_what_that_may_mean(
 ) -> None:
     a, b = world.join("a"), world.join("b")
     wait_for(lambda: a.sees("a", "b") and b.sees("a", "b"), "both")
-    monkeypatch.setattr(solitude, "WARN_AFTER_S", 0.1)
+    monkeypatch.setattr(isolation, "WARN_AFTER_S", 0.1)
     world.revoke("a", "b")  # nobody tells b
     hint = "refuse this node's certificate"
     wait_for(lambda: hint in caplog.text, "the hint")

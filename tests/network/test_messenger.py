@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import Unreachable
+from penstock.network.members.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
+from penstock.network.members.roster import Issue, Roster
 from penstock.network.messenger import RECEIPT_TIMEOUT_S, Messenger
 from penstock.network.parts import PART_BYTES
-from penstock.network.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
-from penstock.network.roster import Issue, Roster
 from penstock.network.send_window import START_BYTES
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import OpenKeyring, Sealed, read_envelope

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Unreachable
 from penstock.network.conformance import RouterConformance
-from penstock.network.roster import MAX_RETRY_S, MAX_SESSIONS, MAX_UNANSWERED, Issue, Roster
+from penstock.network.members.roster import MAX_RETRY_S, MAX_SESSIONS, MAX_UNANSWERED, Issue, Roster
 from penstock.network.trust.certificates import MAX_NODE_NAME
 from tests.network.nets import ClosedNet, InProcessNet, ZenohNet, closing
 

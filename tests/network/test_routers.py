@@ -20,7 +20,7 @@ from penstock.network.conformance import wait_for
 from penstock.network.in_process import InProcessRouter
 from penstock.network.router import Router
 from penstock.network.routers import GROUP, OWN, make_router
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 from penstock.node import Node
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ class OldRouter(InProcessRouter):
 
 def test_a_name_that_two_packages_use_is_an_error_that_names_both(package) -> None:
     package("zenoh", "my_zenoh:Router", my_zenoh="Router = None")
-    with pytest.raises(ConfigError, match=r"my_zenoh:Router and penstock\.network\.zenoh_router:ZenohRouter"):
+    with pytest.raises(ConfigError, match=r"my_zenoh:Router and penstock\.network\.zenoh\.router:ZenohRouter"):
         make_router(named("zenoh"), "one", 1)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config.network import NetworkConfig
 from penstock.network.stream import Stream
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 from tests.network.certificates import Authority
 from tests.network.nets import Participant, free_port, wait_for
 from tests.network.slow_link import SlowLink

@@ -29,7 +29,7 @@ from safetensors import safe_open
 
 from penstock.model.sources import DEFAULT_MODEL, cache_dir, resolve
 from penstock.model.sources.catalogue import find
-from penstock.model.tokenizer import Tokenizer
+from penstock.model.text.tokenizer import Tokenizer
 
 NEW_TOKENS = 32
 LONG = 100  # tokens of the longest prompt that is embedded

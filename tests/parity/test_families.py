@@ -24,9 +24,9 @@ from tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Change, Pipeline, edit
 from torch import Tensor
 
 from penstock.domain.blocks import BlockPool
-from penstock.model.families import FAMILIES
-from penstock.model.shapes import end_shapes, layer_params, layer_shapes, max_layer_params, total_params
-from penstock.model.spec import fingerprint, read_spec, spec_from_config
+from penstock.model.architecture.families import FAMILIES
+from penstock.model.architecture.shapes import end_shapes, layer_params, layer_shapes, max_layer_params, total_params
+from penstock.model.architecture.spec import fingerprint, read_spec, spec_from_config
 
 if TYPE_CHECKING:
     import transformers

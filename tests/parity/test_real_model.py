@@ -25,13 +25,13 @@ from torch import Tensor
 
 from penstock import LLM, SamplingParams
 from penstock.domain.topology import LayerRange
+from penstock.model.architecture.spec import read_spec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
+from penstock.model.files.weights import WeightFiles
 from penstock.model.segment import LlmModel
 from penstock.model.sources.catalogue import find
-from penstock.model.spec import read_spec
-from penstock.model.tokenizer import Tokenizer
-from penstock.model.weights import WeightFiles
+from penstock.model.text.tokenizer import Tokenizer
 
 NEAR_TIE = 1e-3
 MAX_EXCUSED = 2  # prompts of one run

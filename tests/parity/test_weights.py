@@ -18,11 +18,11 @@ from tiny_models import CPU, KINDS, LAYERS, Pipeline, edit_config, load_range, m
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, UnsupportedModel
+from penstock.model.architecture.families import FAMILIES
+from penstock.model.architecture.spec import ROPE_TYPES, read_spec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
-from penstock.model.families import FAMILIES
-from penstock.model.spec import ROPE_TYPES, read_spec
-from penstock.model.weights import WeightFiles
+from penstock.model.files.weights import WeightFiles
 
 if TYPE_CHECKING:
     import transformers

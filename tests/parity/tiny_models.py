@@ -17,13 +17,13 @@ from tokenizers.models import WordLevel
 from torch import Tensor
 
 from penstock.domain.topology import LayerRange, covering
+from penstock.model.architecture.spec import ModelSpec, RopeSpec, read_spec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
+from penstock.model.files.weights import WeightFiles
 from penstock.model.native import NativeEndModel, NativeModel
-from penstock.model.packing import Packing
+from penstock.model.packed.packing import Packing
 from penstock.model.segment import LlmModel
-from penstock.model.spec import ModelSpec, RopeSpec, read_spec
-from penstock.model.weights import WeightFiles
 
 if TYPE_CHECKING:
     import transformers

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.config.network import NetworkConfig
 from penstock.domain.meta_model import Link, NodeRecord
-from penstock.network.zenoh_router import ZenohRouter
+from penstock.network.zenoh.router import ZenohRouter
 from penstock.peers.membership import Membership
 from tests.network.nets import free_port, wait_for
 

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.domain.meta_model import Link, MetaModel, NodeRecord
 from penstock.domain.topology import LayerRange
-from penstock.model.spec import fingerprint
+from penstock.model.architecture.spec import fingerprint
 from penstock.network.codec import PROTOCOL, encode_record
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.report import report

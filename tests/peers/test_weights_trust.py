@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from penstock.config.home import Home
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, UntrustedWeights
+from penstock.model.architecture.spec import read_spec
 from penstock.model.sources.catalogue import CATALOGUE
-from penstock.model.spec import read_spec
 from penstock.network.trust import authority
 from penstock.network.trust.certificates import create_authority
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, sign

@@ -125,7 +125,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import BatchPiece
 from penstock.model.sources import resolve
-from penstock.model.tokenizer import Tokenizer
+from penstock.model.text.tokenizer import Tokenizer
 from penstock.pipes.model_manager import ModelManager
 
 def held() -> int:

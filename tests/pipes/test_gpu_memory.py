@@ -14,7 +14,7 @@ from penstock.errors import NotEnoughMemory
 from penstock.model.backend import Backend
 from penstock.model.batch import BatchPiece
 from penstock.model.largest_pass import run_largest_pass
-from penstock.model.memory import available_memory, untaken_memory
+from penstock.model.memory.machine import available_memory, untaken_memory
 from penstock.pipes import gpu_memory, model_manager
 from penstock.pipes.gpu_memory import allocate_kv
 from penstock.pipes.model_manager import ModelManager

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
 from penstock.errors import NotEnoughMemory
+from penstock.model.architecture.spec import spec_from_config
 from penstock.model.backend import Backend
-from penstock.model.spec import spec_from_config
 from penstock.pipes import gpu_memory, model_manager
 from penstock.pipes.layer_shares import cut_ranges, share_layers
 from penstock.pipes.model_manager import FoundModel, ModelManager

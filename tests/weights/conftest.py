@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.spec import read_spec
+from penstock.model.architecture.spec import read_spec
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import Manifest
 from tests.tiny_weights import write_model

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from penstock.domain.messages import AskWeights, WeightsPart
-from penstock.model.spec import read_spec
+from penstock.model.architecture.spec import read_spec
 from penstock.network.codec import decode, encode
 from penstock.weights.fetcher import WeightsFetcher
 from penstock.weights.hashing import manifest_of

@@ -16,10 +16,10 @@ import torch
 from penstock.domain.messages import AskWeights, Message, WeightsPart
 from penstock.domain.topology import LayerRange
 from penstock.errors import ModelError, WeightsUnavailable
+from penstock.model.architecture.spec import read_spec
 from penstock.model.batch import BatchPiece
+from penstock.model.files.weights import WeightFiles
 from penstock.model.segment import LlmModel
-from penstock.model.spec import read_spec
-from penstock.model.weights import WeightFiles
 from penstock.network.codec import decode
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.wire import Wire

@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights
-from penstock.model.families import FAMILIES
+from penstock.model.architecture.families import FAMILIES
+from penstock.model.architecture.shapes import end_shapes, layer_shapes
+from penstock.model.architecture.spec import read_spec
+from penstock.model.files.weights import WeightFiles, places
 from penstock.model.segment import LlmModel
-from penstock.model.shapes import end_shapes, layer_shapes
 from penstock.model.sources import recommended_sampling
-from penstock.model.spec import read_spec
-from penstock.model.tokenizer import Tokenizer
-from penstock.model.weights import WeightFiles, places
+from penstock.model.text.tokenizer import Tokenizer
 from penstock.weights import manifest as manifest_module
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, FILES, MAX_MANIFEST_BYTES, Manifest, ModelPart, check_against

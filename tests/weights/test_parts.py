@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptWeights
-from penstock.model.shapes import layer_shapes
-from penstock.model.spec import read_spec
-from penstock.model.weights import places
+from penstock.model.architecture.shapes import layer_shapes
+from penstock.model.architecture.spec import read_spec
+from penstock.model.files.weights import places
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, FILES, Manifest, ModelPart
 from penstock.weights.parts import PartReader

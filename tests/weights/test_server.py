@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.domain.messages import MAX_PIECE_BYTES, AskWeights, WeightsPart
-from penstock.model.spec import read_spec
+from penstock.model.architecture.spec import read_spec
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, Manifest, ModelPart
 from penstock.weights.parts import PartReader

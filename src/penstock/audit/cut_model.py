@@ -11,11 +11,11 @@ from torch import Tensor
 
 from penstock.config.engine import EngineConfig
 from penstock.errors import NotEnoughMemory
+from penstock.model.architecture.spec import ModelSpec, read_spec
 from penstock.model.batch import BatchPiece
-from penstock.model.candidates import argmax
 from penstock.model.ends import EndModel
+from penstock.model.sampling.candidates import argmax
 from penstock.model.sources import resolve
-from penstock.model.spec import ModelSpec, read_spec
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 from penstock.progress import Progress, silent
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from penstock.audit.attacks import Dictionary, LinearMap
 from penstock.audit.cut_model import CutModel
 from penstock.audit.report import MAX_CANDIDATES
+from penstock.model.architecture.shapes import max_layer_params
+from penstock.model.architecture.spec import ModelSpec
 from penstock.model.batch import BatchPiece
-from penstock.model.shapes import max_layer_params
-from penstock.model.spec import ModelSpec
 
 FIRST_BATCH, BATCH_GROWTH, MAX_BATCH = 4, 4, 128  # candidates in the first batch, growth factor, in the largest
 COSINE_WEIGHT = 30.0  # of a cosine against a logprob; 20 and 50 rank the sample text about equally well

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from penstock.model.allocator import keep_freed_memory
+from penstock.model.memory.allocator import keep_freed_memory
 
 # What torch computes with tensors that have shapes and no data: a quarter of its import, and used by its compiler only.
 DEFERRED = "torch._meta_registrations"

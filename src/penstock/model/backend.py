@@ -12,10 +12,10 @@ import torch
 
 from penstock.errors import ConfigError
 from penstock.kernels.library import load
-from penstock.model.spec import ModelSpec
+from penstock.model.architecture.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from penstock.model.packing import Fp8Packing, Packing
+    from penstock.model.packed.packing import Fp8Packing, Packing
 
 VARIABLE = "PENSTOCK_KERNELS"
 MAX_HEAD_DIM = 512
@@ -69,7 +69,7 @@ def choose_backend(spec: ModelSpec, folder: Path, *, dtype: str, device: torch.d
     if lacking:
         expected = device.type == "cuda" or (device.type == "cpu" and dtype == "auto")
         return Backend(reason=lacking if expected else "")
-    from penstock.model.packing import Fp8Packing, Packing
+    from penstock.model.packed.packing import Fp8Packing, Packing
 
     if wanted == "native":
         return Backend(Packing(spec, folder, quant))

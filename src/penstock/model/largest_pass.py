@@ -8,12 +8,12 @@ import torch
 
 from penstock.domain.blocks import NULL_BLOCK
 from penstock.domain.sampling import SamplingParams
+from penstock.model.architecture.spec import ModelSpec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
-from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import sample
+from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.sampling.sampler import sample
 from penstock.model.segment import Segment
-from penstock.model.spec import ModelSpec
 
 
 @torch.inference_mode()

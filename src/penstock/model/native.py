@@ -18,14 +18,14 @@ from penstock.kernels.library import KernelContext, SpanColumns, floats
 from penstock.kernels.packed import PackedExperts, PackedLayer, PackedMlp, PackedModel
 from penstock.kernels.structs import Activation, Kind, SourceType
 from penstock.kernels.weight_memory import WeightMemory
+from penstock.model.architecture.shapes import end_shapes
+from penstock.model.architecture.spec import ExpertSpec, ModelSpec, RopeSpec
 from penstock.model.batch import Batch, BatchPiece
+from penstock.model.decoder.rope import distinct, inverse_frequencies
 from penstock.model.ends import REFINED_CANDIDATES, EndModel
-from penstock.model.packing import Floats, PackedTensors, Packing
-from penstock.model.picker import NativePicker
-from penstock.model.rope import distinct, inverse_frequencies
-from penstock.model.shapes import end_shapes
-from penstock.model.spec import ExpertSpec, ModelSpec, RopeSpec
-from penstock.model.weights import WeightFiles
+from penstock.model.files.weights import WeightFiles
+from penstock.model.packed.packing import Floats, PackedTensors, Packing
+from penstock.model.sampling.picker import NativePicker
 from penstock.progress import Progress, silent
 
 KV_DTYPE = torch.bfloat16

@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.domain.topology import LayerRange
-from penstock.model.attention import AttentionPlan
+from penstock.model.architecture.shapes import layer_shapes
+from penstock.model.architecture.spec import ModelSpec
 from penstock.model.batch import BatchPiece
-from penstock.model.layer import Layer, LayerBuilder
-from penstock.model.rope import RopeTable, distinct, rotate_
-from penstock.model.shapes import layer_shapes
-from penstock.model.spec import ModelSpec
-from penstock.model.weights import WeightFiles
+from penstock.model.decoder.attention import AttentionPlan
+from penstock.model.decoder.layer import Layer, LayerBuilder
+from penstock.model.decoder.rope import RopeTable, distinct, rotate_
+from penstock.model.files.weights import WeightFiles
 from penstock.progress import Progress, silent
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.errors import BadMessage, MalformedMessage, Unreachable
+from penstock.network.members.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
 from penstock.network.parts import PART_BYTES, Assembler, Part, Source, offsets, read_part
-from penstock.network.peer_directory import MESSAGE, PART, PARTS_RECEIPT, PeerDirectory
 from penstock.network.router import Bytes, OnMessage, unreachable
 from penstock.network.send_window import SendWindow, StreamPosition
 from penstock.network.stream import Stream

@@ -13,7 +13,7 @@ from penstock.network.stream import Stream
 
 GROUP = "penstock.routers"
 OWN = {  # as in pyproject.toml; they are here too for a source tree that is not installed
-    "zenoh": "penstock.network.zenoh_router:ZenohRouter",
+    "zenoh": "penstock.network.zenoh.router:ZenohRouter",
     "in-process": "penstock.network.in_process:join_process_network",
 }
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from penstock.config import files
 from penstock.config.network import NetworkConfig
 from penstock.errors import PenstockError, Untrusted
-from penstock.network.blocklist import Blocklist
-from penstock.network.revocation_stamps import RevocationStamps
+from penstock.network.members.blocklist import Blocklist
+from penstock.network.members.revocation_stamps import RevocationStamps
 from penstock.network.trust.certificates import load_certificate
 from penstock.network.trust.expiry import expiry_warning
 from penstock.network.trust.revocation_stamp import stamp_file

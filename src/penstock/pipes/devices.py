@@ -7,7 +7,7 @@ import re
 import torch
 
 from penstock.errors import ConfigError, DeviceUnavailable
-from penstock.model.memory import available_memory
+from penstock.model.memory.machine import available_memory
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

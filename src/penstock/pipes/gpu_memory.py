@@ -11,7 +11,7 @@ import torch
 from penstock.config.engine import EngineConfig
 from penstock.model.ends import EndModel
 from penstock.model.largest_pass import run_largest_pass
-from penstock.model.memory import total_memory, untaken_memory
+from penstock.model.memory.machine import total_memory, untaken_memory
 from penstock.pipes.footprint import MIN_BLOCKS, Footprint
 
 if TYPE_CHECKING:

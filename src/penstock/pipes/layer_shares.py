@@ -11,7 +11,7 @@ import torch
 
 from penstock.domain.topology import LayerRange, covering
 from penstock.errors import ConfigError
-from penstock.model.spec import ModelSpec
+from penstock.model.architecture.spec import ModelSpec
 
 
 class DeviceLayers(NamedTuple):

@@ -14,18 +14,18 @@ import torch
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
 from penstock.errors import ConfigError, NotEnoughMemory
-from penstock.model.allocator import keep_freed_memory, return_freed_memory
+from penstock.model.architecture.shapes import layer_params, layer_shapes
+from penstock.model.architecture.spec import ModelSpec, read_spec
 from penstock.model.backend import Backend, check_kv_dtype, choose_backend
 from penstock.model.ends import EndModel, end_bytes
-from penstock.model.memory import available_memory, explaining_exhaustion, use_huge_pages
+from penstock.model.files.weights import WeightFiles
+from penstock.model.memory.allocator import keep_freed_memory, return_freed_memory
+from penstock.model.memory.machine import available_memory, explaining_exhaustion, use_huge_pages
+from penstock.model.memory.reservations import Reservations
 from penstock.model.native import KV_DTYPE, NativeEndModel, NativeModel
-from penstock.model.packing import Packing
-from penstock.model.reservations import Reservations
+from penstock.model.packed.packing import Packing
 from penstock.model.segment import LlmModel, Segment
-from penstock.model.shapes import layer_params, layer_shapes
 from penstock.model.sources import resolve
-from penstock.model.spec import ModelSpec, read_spec
-from penstock.model.weights import WeightFiles
 from penstock.pipes.devices import pick_devices, pick_dtype
 from penstock.pipes.footprint import DEFAULT_KV_TOKENS, GATHERED_LAYERS, MIN_BLOCKS, Budget, Footprint
 from penstock.pipes.gpu_memory import give_rest_to_kv, within_share

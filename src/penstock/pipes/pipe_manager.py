@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
-from penstock.model.spec import fingerprint
+from penstock.model.architecture.spec import fingerprint
 from penstock.pipes.hidden import choose_format
 from penstock.pipes.meta_pipe import MetaPipe, WeightsOf
 from penstock.pipes.model_manager import LoadedModel

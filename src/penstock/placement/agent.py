@@ -14,9 +14,9 @@ from penstock.domain.meta_model import Offer
 from penstock.domain.topology import LayerRange
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import ConfigError, CorruptWeights, NotEnoughMemory, PenstockError, UntrustedWeights, WeightsUnavailable
-from penstock.model.memory import available_memory
+from penstock.model.architecture.spec import fingerprint
+from penstock.model.memory.machine import available_memory
 from penstock.model.segment import Segment
-from penstock.model.spec import fingerprint
 from penstock.peers.membership import Membership
 from penstock.pipes.devices import pick_one_device
 from penstock.pipes.meta_pipe import WeightsOf

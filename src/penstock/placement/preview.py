@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.domain.topology import LayerRange
-from penstock.model.memory import available_memory
+from penstock.model.memory.machine import available_memory
 from penstock.model.sources import local
 from penstock.pipes.footprint import Budget
 from penstock.pipes.model_manager import FoundModel, ModelManager

@@ -12,8 +12,8 @@ from penstock.domain.hidden_format import HiddenFormat, row_bytes
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import BatchPiece
-from penstock.model.picker import Picker
-from penstock.model.sample_row import SampleRow
+from penstock.model.sampling.picker import Picker
+from penstock.model.sampling.sample_row import SampleRow
 from penstock.pipes.pipe import Pipe
 
 TOKEN = 1  # the only one that such a model says

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from penstock.errors import CorruptWeights
-from penstock.model.families import FAMILIES
-from penstock.model.known_hashes import KnownHashes
-from penstock.model.shapes import end_shapes, layer_shapes
-from penstock.model.spec import ModelSpec
-from penstock.model.weights import HashedTensor, TensorPlace, WeightFiles, check_shape, places
+from penstock.model.architecture.families import FAMILIES
+from penstock.model.architecture.shapes import end_shapes, layer_shapes
+from penstock.model.architecture.spec import ModelSpec
+from penstock.model.files.known_hashes import KnownHashes
+from penstock.model.files.weights import HashedTensor, TensorPlace, WeightFiles, check_shape, places
 from penstock.progress import Progress, silent
 from penstock.weights.manifest import FILES, HashedFile, Manifest
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import CorruptWeights, ModelError
-from penstock.model.cache import ORIGIN, cache_dir, locked
+from penstock.model.files.cache import ORIGIN, cache_dir, locked
 from penstock.progress import Progress
 from penstock.weights.hashing import read_range
 from penstock.weights.manifest import Manifest, ModelPart

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from penstock.domain.topology import LayerRange
 from penstock.errors import ModelError, UnknownModel, UntrustedWeights
+from penstock.model.architecture.spec import read_spec
 from penstock.model.sources import local, resolve
-from penstock.model.spec import read_spec
 from penstock.progress import Progress
 from penstock.units import format_bytes, format_seconds
 from penstock.weights.fetcher import WeightsFetcher

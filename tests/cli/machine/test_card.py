@@ -13,8 +13,8 @@ from penstock.cli.machine import doctor, hardware
 from penstock.cli.machine.bench import find_limits, plan_gpu_rounds
 from penstock.cli.machine.card import CardLimits, measure_card
 from penstock.cli.machine.findings import CheckResult
-from penstock.model.shapes import layer_params
-from penstock.model.spec import spec_from_config
+from penstock.model.architecture.shapes import layer_params
+from penstock.model.architecture.spec import spec_from_config
 from tests.model.test_backend import LLAMA
 
 CARD = CardLimits("A Card", bandwidth=4.2e12, flops=790e12)

@@ -17,7 +17,7 @@ from penstock.doors.grammar.grammars import Grammars
 from penstock.doors.tools import AnswerRule, ArgumentsDelta, CallFinished, CallStarted, TextDelta, ToolCalling
 from penstock.doors.tools.formats import DESCRIBED, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, MISTRAL_TEKKEN, format_of
 from penstock.errors import RequestError
-from penstock.model.tokenizer import Tokenizer
+from penstock.model.text.tokenizer import Tokenizer
 from tests.doors.conftest import EOS_IDS, PATIENT
 from tests.doors.grammar.answers import accepts, any_answer
 

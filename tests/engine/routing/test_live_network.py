@@ -21,7 +21,7 @@ from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedLayers
 from penstock.engine.routing.config import RoutingConfig
-from penstock.model.spec import spec_from_config
+from penstock.model.architecture.spec import spec_from_config
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
 from penstock.pipes.model_manager import LoadedModel

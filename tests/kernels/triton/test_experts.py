@@ -11,8 +11,8 @@ from torch import Tensor
 
 from penstock.kernels.packed import PackedMatrix
 from penstock.kernels.structs import Kind, SourceType
-from penstock.model.linear import PlainLinear
-from penstock.model.mlp import Experts, GatedMlp
+from penstock.model.decoder.linear import PlainLinear
+from penstock.model.decoder.mlp import Experts, GatedMlp
 
 pytestmark = pytest.mark.slow  # the interpreter takes its time, and so does compiling
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from penstock.domain.sampling import SamplingParams
-from penstock.model.candidates import top
-from penstock.model.noise import noise_at
-from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import sample
+from penstock.model.sampling.candidates import top
+from penstock.model.sampling.noise import noise_at
+from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.sampling.sampler import sample
 
 pytestmark = pytest.mark.slow  # the interpreter takes its time, and so does compiling
 
@@ -95,7 +95,7 @@ class OnCard:
 
 def weights_of(logits: Tensor, row: SampleRow) -> tuple[np.ndarray, float]:
     """The row's probabilities in fp64 after its limits, and how close the limits are to including another token."""
-    from penstock.model.sample_row import adjust_, constrain_
+    from penstock.model.sampling.sample_row import adjust_, constrain_
 
     p, logits = row.params, logits.clone()[None]
     adjust_(logits, [row])

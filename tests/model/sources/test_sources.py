@@ -12,7 +12,8 @@ import pytest
 
 import penstock
 from penstock.errors import CorruptWeights, UnknownModel
-from penstock.model import cache, sources
+from penstock.model import sources
+from penstock.model.files import cache
 from penstock.model.sources import catalogue
 from penstock.model.sources.local_gguf import catalogue_folder, source_of
 from tests.model.sources.tiny_gguf import write_gguf

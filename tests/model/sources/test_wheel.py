@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock.errors import DownloadFailed, ModelError
 from penstock.model import sources
-from penstock.model.cache import locked
+from penstock.model.files.cache import locked
 from penstock.model.sources import catalogue, wheel
 from penstock.model.sources.catalogue import WheelModel
 from penstock.progress import silent

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penstock.domain.sampling import SamplingParams
-from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import launch, sample
+from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.sampling.sampler import launch, sample
 
 pytestmark = pytest.mark.slow  # the interpreter takes its time, and so does compiling
 

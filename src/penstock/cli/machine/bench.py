@@ -32,7 +32,7 @@ from penstock.progress import silent
 
 if TYPE_CHECKING:
     from penstock.llm import LLM
-    from penstock.model.spec import ModelSpec
+    from penstock.model.architecture.spec import ModelSpec
 
 SHORT_PROMPT = 32
 LONG_PROMPT = 512
@@ -151,7 +151,7 @@ def plan_gpu_rounds(tokens: int, context: int) -> list[Round]:
 
 def find_limits(llm: LLM, card: CardLimits) -> dict[str, float]:
     """Tokens per second that the card would reach if it did nothing but read the weights, or multiply with them."""
-    from penstock.model.shapes import end_params, layer_params
+    from penstock.model.architecture.shapes import end_params, layer_params
 
     spec, packing, size = llm.spec, llm.backend.packing, 4 if llm.dtype == "float32" else 2
     shares = [_met_share(spec, index) for index in range(spec.num_layers)]
@@ -164,7 +164,7 @@ def find_limits(llm: LLM, card: CardLimits) -> dict[str, float]:
 
 def _met_share(spec: ModelSpec, index: int) -> float:
     """The share of a layer's weights that one token is multiplied with."""
-    from penstock.model.shapes import layer_params
+    from penstock.model.architecture.shapes import layer_params
 
     experts = spec.experts_of(index)
     if experts is None:

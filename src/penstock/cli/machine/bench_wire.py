@@ -29,8 +29,8 @@ def bench_wire(
 
         from penstock.audit.auditor import public_text
         from penstock.config.engine import EngineConfig
+        from penstock.model.architecture.spec import read_spec
         from penstock.model.sources import resolve
-        from penstock.model.spec import read_spec
         from penstock.pipes.model_manager import ModelManager
         from penstock.pipes.wire_fidelity import measure_formats
 

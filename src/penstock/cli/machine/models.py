@@ -70,7 +70,7 @@ def list_models(as_json: JsonOption = False) -> None:
 @app.command()
 def pull(model: ModelArgument = DEFAULT_MODEL, as_json: JsonOption = False) -> None:
     """Fetch a model now, so that its first use does not have to wait."""
-    from penstock.model.cache import size_on_disk
+    from penstock.model.files.cache import size_on_disk
     from penstock.model.sources import resolve
 
     with ProgressBars() as bars:
@@ -124,9 +124,9 @@ def print_hash(model: ModelArgument = DEFAULT_MODEL) -> None:
 
 def summarize(name: str, folder: Path) -> ModelSummary:
     from penstock.kernels.library import load
-    from penstock.model.blocks import Blocks
-    from penstock.model.cache import size_on_disk
-    from penstock.model.spec import read_spec
+    from penstock.model.architecture.spec import read_spec
+    from penstock.model.files.blocks import Blocks
+    from penstock.model.files.cache import size_on_disk
 
     spec = read_spec(folder)
     published = Blocks(folder).types()

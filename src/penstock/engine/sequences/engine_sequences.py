@@ -39,7 +39,7 @@ from penstock.engine.sequences.answers import Answers
 from penstock.engine.sequences.output_text import AcceptedToken, TextStreams, check_end, mask_of_end
 from penstock.engine.sequences.sequence_manager import SequenceManager, SequenceRef
 from penstock.errors import ComputeFailed, NotReady, PenstockError, PromptTooLong
-from penstock.model.sampler import Sample
+from penstock.model.sampling.sampler import Sample
 from penstock.stats import EngineStats
 
 

@@ -16,8 +16,8 @@ from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.sequences.output_text import resume_refused
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError, RequestError
-from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import Sample, sample, score
+from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.sampling.sampler import Sample, sample, score
 from penstock.model.upload import pick_rows
 
 SCORE_BATCH_ROWS = 256  # of logits computed at once for prompt logprobs

@@ -23,7 +23,7 @@ from penstock.engine.routing.route_host import RouteHost, RoutePart
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.model.ends import StepDecoder
-from penstock.model.picker import Picker
+from penstock.model.sampling.picker import Picker
 from penstock.model.segment import Segment
 from penstock.pipes.pipe import Pipe
 from penstock.stats import EngineStats

@@ -30,8 +30,8 @@ from penstock.engine.visit.head import Head
 from penstock.engine.visit.job_context import JobContext
 from penstock.model.batch import Batch, padded
 from penstock.model.ends import StepDecoder
-from penstock.model.sample_row import SampleRow
-from penstock.model.sampler import PendingSamples, Sample, sample
+from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.sampling.sampler import PendingSamples, Sample, sample
 
 MAX_STEPS = 16  # in a row while others wait: then the scheduler looks at them again
 SPARE_ROWS = 32  # of every table, so that columns need not be copied for every new block

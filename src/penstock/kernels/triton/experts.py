@@ -1,7 +1,7 @@
 """A mixture of experts on a GPU, without a word from the host: each token's experts are chosen, listed and computed on the card.
 
     experts = CardExperts(router, gate_up, down, per_token=8, normalised=True, activation="silu")
-    y = experts(x)  # [T, hidden] in bf16 -> [T, hidden] in fp32, as model/mlp.py
+    y = experts(x)  # [T, hidden] in bf16 -> [T, hidden] in fp32, as model/decoder/mlp.py
 
 Sizes depend on the number of tokens alone, so that a CUDA graph can hold it all.
 """

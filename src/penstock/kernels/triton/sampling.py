@@ -1,4 +1,4 @@
-"""Choose tokens on a GPU, as model/sampler.py does: same settings, same addressed randomness, and nothing waits for the host.
+"""Choose tokens on a GPU, as model/sampling/sampler.py does: same settings, same addressed randomness, no waiting for the host.
 
     table = SamplingTable(vocab=128256, device=device)          # what each output asks for, uploaded when it is admitted
     room = SamplingRoom(rows=256, vocab=128256, device=device)  # scratch memory and tokens
@@ -31,7 +31,7 @@ class RowSettings:
     """What one output asks of the sampler; names as in SamplingParams.
 
     temperature: 0 is greedy.
-    noise_key: of seed and output, as in model/noise.py.
+    noise_key: of seed and output, as in model/sampling/noise.py.
     banned: ids that must not be chosen for a position before `banned_until`.
     prompt, output: the tokens so far; only read where there are penalties.
     """

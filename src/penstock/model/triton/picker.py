@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose
-from penstock.model.sample_row import SampleRow
+from penstock.model.sampling.sample_row import SampleRow
 from penstock.model.triton.on_device import on_device
 from penstock.model.upload import upload
 

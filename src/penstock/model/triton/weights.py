@@ -14,13 +14,13 @@ from penstock.kernels.structs import Kind
 from penstock.kernels.triton.experts import CardExperts
 from penstock.kernels.triton.products import CardWeight, product, round_to_fp8, take_packed, unpack
 from penstock.kernels.triton.rows import gated
-from penstock.model.layer import LayerBuilder
-from penstock.model.linear import Linear
-from penstock.model.mlp import Mlp
-from penstock.model.packing import Fp8Packing, PackedTensors, Packing
-from penstock.model.shapes import Shapes, end_shapes, layer_prefix, layer_shapes
-from penstock.model.spec import ExpertSpec, ModelSpec
-from penstock.model.weights import WeightFiles
+from penstock.model.architecture.shapes import Shapes, end_shapes, layer_prefix, layer_shapes
+from penstock.model.architecture.spec import ExpertSpec, ModelSpec
+from penstock.model.decoder.layer import LayerBuilder
+from penstock.model.decoder.linear import Linear
+from penstock.model.decoder.mlp import Mlp
+from penstock.model.files.weights import WeightFiles
+from penstock.model.packed.packing import Fp8Packing, PackedTensors, Packing
 
 Stored = Tensor | PackedMatrix | CardWeight
 GROUP = 32  # inputs that share a scale
