@@ -74,7 +74,7 @@ def test_the_readme_shows_commands() -> None:
 
 def test_the_readme_says_who_can_read_what_and_all_pages_recommend_the_same() -> None:
     beginning = " ".join(README.partition("## Start")[0].split())
-    assert "who has the model's weights can read most of the text from them" in beginning
+    assert "anyone with the model's weights can read most of the text from them" in beginning
     assert {count for page in PAGES for count in re.findall(r"--private-layers (\d+,\d+)", read(page))} == {"1,1"}
     assert "**The recommendation is `--private-layers 1,1`**" in read("docs/privacy.md")
     assert "**The default is none**, for two reasons." in read("docs/privacy.md")
