@@ -1,12 +1,12 @@
-"""What a client with a key feels while somebody else attacks the server, and what memory the attack leaves behind.
+"""How an attack on the server slows down a client with a key, and how much memory the attack leaves behind.
 
   bombs      a limited key sends schemas that would take hours to compile
   schemas    it sends a new, harmless schema with every request
   bodies     it sends bodies of 8 MB with 280,000 messages
   tokenize   it has texts of a megabyte tokenized
   headers    an outsider sends headers without an end
-  idle       an outsider opens 1,300 connections and says nothing
-  all        one after the other (some ten minutes)
+  idle       an outsider opens 1,300 connections and sends nothing
+  all        one after the other (about ten minutes)
 
 For each, short chats of another key are timed one after the other: without the attack, and while it lasts. The attackers are
 processes of the lowest priority, since real ones would have machines of their own. Memory is that of the server and of all its
@@ -47,12 +47,12 @@ from penstock.config.keys import KeyFolder, KeyLimits
 CHATS, QUICK_CHATS = 100, 10
 NEW_TOKENS = 4
 REST = 5.0  # seconds after an attack, before its memory is counted
-MOST_SLOWER = 3.0  # times, the slowest chat in a hundred
-MOST_MEMORY = 1.1  # times
+MOST_SLOWER = 3.0  # factor; the slowest chat in a hundred
+MOST_MEMORY = 1.1  # factor
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-# ---- attackers; each runs in threads of a process of its own until that is ended ----
+# ---- attackers; each runs in threads of its own process until it is killed ----
 
 
 def post(port: int, key: str, path: str, body: Any) -> None:
@@ -103,7 +103,7 @@ def stay_idle(port: int, key: str, model: str) -> None:
 
 
 Attack = Callable[[int, str, str], None]
-ATTACKS: dict[str, tuple[Attack, int]] = {  # and by how many threads
+ATTACKS: dict[str, tuple[Attack, int]] = {  # with the number of threads
     "bombs": (send_bomb, 16),
     "schemas": (send_schema, 12),
     "bodies": (send_body, 4),
@@ -175,7 +175,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         flags = ("--keys", str(keys.path), "--workspace", str(Path(folder) / "jobs"), "--log-level", "error")
         with Server(args.penstock, args.model, flags) as server:
             time_chats(server, honest, chats // 5 + 1)
-            with attacked(name, server, hostile):  # the first time, everything that it needs is loaded
+            with attacked(name, server, hostile):  # the first chat loads everything that is needed
                 time_chats(server, honest, 2)
             time.sleep(REST)
             quiet = time_chats(server, honest, chats)
@@ -234,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*BENCH.parts, "all", "show"]
     parser.add_argument("part", nargs="?", default="all", choices=known, metavar="PART", help=f"{', '.join(known)}; default all")
-    parser.add_argument("--quick", action="store_true", help="does everything work? The figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="a smoke test; the figures mean nothing")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"default {DEFAULT_MODEL}")
     parser.add_argument("--penstock", type=shlex.split, default=[sys.executable, "-m", "penstock.cli"], metavar="COMMAND",
                         help="what starts penstock; default: the one of this Python")  # fmt: skip
@@ -243,7 +243,7 @@ def main() -> None:
         found = BENCH.kept() or sys.exit(f"No results are kept yet in {BENCH.file}.")
     else:
         names = list(BENCH.parts) if args.part == "all" else [args.part]
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends too
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops the processes it started, too
         found = {name: BENCH.run(name, args, threads=os.cpu_count() or 1) for name in names}
     print("\n\n".join(BENCH.show(name, results) for name, results in found.items()))
 

@@ -1,4 +1,4 @@
-"""A process with an engine in it, which answers what it is asked and ends with this one."""
+"""A child process with an engine, which answers questions and ends with this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Answer = Callable[[Any], Any]
 
 
 class Child:
-    """`make(*args)` is called there, with `threads` threads to compute with; what it returns answers the questions."""
+    """A child process that calls `make(*args)`, with `threads` compute threads; the function it returns answers questions."""
 
     def __init__(self, make: Callable[..., Answer], *args: Any, threads: int, limit: float = 300.0) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -23,7 +23,7 @@ class Child:
         self._pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_live, args=(theirs, make, args, threads), daemon=True)
         self._process.start()
-        theirs.close()  # so that its death is seen as the end of the pipe
+        theirs.close()  # so that its death closes the pipe
 
     def __enter__(self) -> Child:
         return self
@@ -48,7 +48,7 @@ class Child:
 
 
 def _live(pipe: Connection, make: Callable[..., Answer], args: tuple[Any, ...], threads: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent alone decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; only the parent handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is loaded, which is later
     answer = make(*args)
@@ -56,4 +56,4 @@ def _live(pipe: Connection, make: Callable[..., Answer], args: tuple[Any, ...], 
         while True:
             pipe.send(answer(pipe.recv()))
     except (EOFError, OSError):
-        os._exit(0)  # nobody is left to tell; an engine that computes is not waited for
+        os._exit(0)  # the parent is gone; do not wait for a computing engine

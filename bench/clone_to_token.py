@@ -81,7 +81,7 @@ class CountingProxy:
 
 
 def clean_environment(folder: Path, proxy: str) -> dict[str, str]:
-    """Without caches and settings of pip and Penstock, but with what reaching the network takes here."""
+    """The environment without caches and settings of pip and Penstock, but with the network settings of this machine."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PENSTOCK_", "PYTHON", "VIRTUAL_"))}
     kept |= {name: os.environ[name] for name in ("PIP_CERT", "PIP_DEFAULT_TIMEOUT") if name in os.environ}
     return kept | {
@@ -95,7 +95,7 @@ def clean_environment(folder: Path, proxy: str) -> dict[str, str]:
 
 
 def first_token(command: Sequence[str | Path], env: dict[str, str]) -> float:
-    """Seconds until a command has written the first byte of its answer."""
+    """Run a command; return the seconds until the first byte of its answer."""
     started = time.perf_counter()
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdout is not None
@@ -112,7 +112,7 @@ def megabytes(folder: Path) -> float:
 
 
 def measure(revision: str, torch_index: str, folder: Path) -> dict[str, dict[str, float]]:
-    """What each step takes: seconds, megabytes that were downloaded, megabytes that stay on the disk."""
+    """Measure each step: seconds, megabytes downloaded, megabytes left on disk."""
     proxy, clone = CountingProxy(), folder / "penstock"
     env = clean_environment(folder, proxy.url)
     steps: dict[str, dict[str, float]] = {}

@@ -5,7 +5,7 @@
 
 Each is a process of its own that loads the default model through `penstock.LLM`. They answer the same requests in turns; a
 figure is the median of the rounds, and a ratio that of the rounds' ratios. `--kernels torch` lets both compute with PyTorch, so
-that only the engine differs. Results say the revisions, the machine and the date.
+that only the engine differs. Results include the revisions, the machine and the date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VOCAB = 40_000  # ids of ordinary tokens
 
 
 def answer(model: str, dtype: str) -> None:
-    """A child: reads prompts from stdin, a line of JSON each time, and says how many seconds they took."""
+    """The child process: reads prompts from stdin, one line of JSON per batch, and prints how many seconds each took."""
     from penstock import LLM, SamplingParams
 
     with LLM(model, device="cpu", dtype=dtype) as llm:

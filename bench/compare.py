@@ -43,13 +43,13 @@ class Case:
     new_tokens: int
 
     def batch(self, seed: str, vocab: int) -> Batch:
-        """Prompts that occur nowhere else in the run, and are the same for every system."""
+        """Make prompts that occur nowhere else in the run, the same for every system."""
         chance = random.Random(f"{self.name}/{seed}")
         prompts = [chance.choices(range(FIRST_TOKEN_ID, vocab), k=self.prompt_tokens) for _ in range(self.streams)]
         return Batch(prompts, self.new_tokens)
 
     def speed(self, wall: float) -> float:
-        """Tokens per second: of the prompt where only one new token is made, else new ones of all streams together."""
+        """Tokens per second: prompt tokens if only one new token is made, else the new tokens of all streams together."""
         return self.streams * (self.prompt_tokens if self.new_tokens == 1 else self.new_tokens) / wall
 
 
@@ -95,7 +95,7 @@ def measure(systems: Sequence[str], cases: Sequence[Case], rounds: int, model: M
             for case in cases:
                 run(name, dataclasses.replace(case, new_tokens=min(case.new_tokens, 4)), "warm-up")
         for number in range(rounds):
-            turn = number % len(systems)  # nobody is always the first
+            turn = number % len(systems)  # rotate which system goes first
             for case in cases:
                 for name in (*systems[turn:], *systems[:turn]):
                     if sample := run(name, case, f"round {number}"):
@@ -137,7 +137,7 @@ def show(results: Results) -> None:
 
 
 def keep(results: Results) -> None:
-    """Beside the results of other models."""
+    """Store the results, next to those of other models."""
     RESULTS.parent.mkdir(exist_ok=True)
     kept = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(kept | {results["model"]: results}, indent=1) + "\n", encoding="utf-8")
@@ -180,7 +180,7 @@ def find_model(name: str, *, bf16: bool) -> Model:
         for other in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
             shutil.copy(published / other, folder)
         config = json.loads((published / "config.json").read_text(encoding="utf-8")) | {"torch_dtype": "bfloat16"}
-        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")  # the last: all else is there
+        (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")  # last: everything else exists by now
     return Model(name, folder, gguf)
 
 
@@ -242,7 +242,7 @@ def main() -> None:
     if most := args.tokens or (QUICK_TOKENS if args.quick else None):
         cases = [dataclasses.replace(case, new_tokens=min(case.new_tokens, most)) for case in cases]
     wanted = [name for name, entry in SYSTEMS.items() if args.rivals or entry.environment is None]
-    if has_bf16():  # what computes in fp32 is the harder rival only where bf16 is emulated
+    if has_bf16():  # fp32 is the harder rival only where bf16 is emulated
         wanted = [name for name in wanted if not name.endswith("-fp32")]
     systems = _chosen("system", list(SYSTEMS), wanted, args.systems)
 
@@ -255,7 +255,7 @@ def main() -> None:
     results = {**about, "quick": args.quick, "systems": systems, **surroundings(threads)}
     if results["machine"]["load_before"] > 0.5:
         say(f"The machine is busy (load average {results['machine']['load_before']:.1f}): expect figures that mean little.")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # asked to end: the workers end too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # on SIGTERM, the workers end too
     try:
         model = find_model(name, bf16=not all(SYSTEMS[system].as_published for system in systems))
         results |= measure(systems, cases, rounds, model, threads)

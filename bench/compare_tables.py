@@ -44,7 +44,7 @@ def speed_table(results: Results) -> Table:
 
 
 def ratio_table(results: Results) -> Table:
-    """Ratios round by round: the two of a round ran next to each other in time."""
+    """Ratios per round: both systems of a round ran back to back."""
     cases = results["cases"]
     targets = RANDOM_TARGETS if results["model"].startswith(RANDOM) else TARGETS
     table = [["ratio", *cases]]

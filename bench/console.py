@@ -49,7 +49,7 @@ LIVE_A_DAY = """async ([state, seconds]) => {
 
 
 class Files(SimpleHTTPRequestHandler):
-    """The console below /console/, its page at /; every other path does not exist."""
+    """Serves the console below /console/ and its page at /; any other path is not found."""
 
     def translate_path(self, path: str) -> str:
         name = "index.html" if path == "/" else path.removeprefix("/console/")
@@ -65,7 +65,7 @@ class Files(SimpleHTTPRequestHandler):
 
 
 def made_up(nodes: int, jobs: int) -> dict[str, Any]:
-    """A state with many nodes, each with a layer of one model, and many jobs."""
+    """A made-up state: many nodes, each with one layer of a model, and many jobs."""
     names = [f"node-{i:03}" for i in range(nodes)]
     kv = {"kv_tokens": 8192, "kv_leased": 4096, "kv_used": 1000}
     segments = {
@@ -94,7 +94,7 @@ def made_up(nodes: int, jobs: int) -> dict[str, Any]:
 
 
 def busy_seconds(session: Any) -> float:
-    """CPU time of the page's main thread, whatever else the machine does."""
+    """CPU time of the page's main thread, independent of other load on the machine."""
     return next(one["value"] for one in session.send("Performance.getMetrics")["metrics"] if one["name"] == "TaskDuration")
 
 

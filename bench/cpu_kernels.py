@@ -2,7 +2,7 @@
 
     python bench/cpu_kernels.py [--threads N] [--seconds S]
 
-Beside each figure stands its share of what copying memory reaches on as many threads, measured in the same run.
+Each figure is followed by its share of the memory copy bandwidth on as many threads, measured in the same run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A wire with a delay: a TCP proxy that hands everything on, in both directions, so many seconds after it came.
+"""A wire with a delay: a TCP proxy that forwards everything, in both directions, a fixed time after it arrived.
 
-It delays and does not slow down: what came together leaves together. Byte counts show whether traffic really went through it.
+It adds latency but does not limit bandwidth. Byte counts show whether traffic really went through it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PIECE = 1 << 18  # bytes
 
 
 def delaying_proxy(listen: int, target: int, delay: float) -> Answer:
-    """Made in a process of its own; whatever it is asked, it says how many bytes went (towards `target`, back)."""
+    """The proxy, for a `Child` process. It answers any question with the bytes forwarded (towards `target`, back)."""
     server = socket.create_server(("127.0.0.1", listen))
     counts = [0, 0]
 
@@ -27,7 +27,7 @@ def delaying_proxy(listen: int, target: int, delay: float) -> Answer:
             near, _ = server.accept()
             try:
                 far = socket.create_connection(("127.0.0.1", target))
-            except OSError:  # nobody listens there yet; the caller tries again
+            except OSError:  # nothing listens there yet; the caller tries again
                 near.close()
                 continue
             for one in (near, far):

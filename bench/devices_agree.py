@@ -1,9 +1,9 @@
-"""Whether the engine says the same on two devices, and over two nodes, tokens and embeddings: random weights in fp32, greedy.
+"""Checks that tokens and embeddings agree between two devices, and over two nodes: random weights in fp32, greedy.
 
     python bench/devices_agree.py cuda
 
 compares the CPU, the given device, and two nodes on that device that hold half of the layers each and are joined by a wire
-inside this process. Runs where only the engine's own needs are installed.
+inside this process. Needs only the engine's own dependencies.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEAR = 1e-3  # between two numbers of an embedding
 
 
 class DirectWire:
-    """Hands messages over as they are."""
+    """Delivers messages unencoded."""
 
     def __init__(self, sender: str, engines: dict[str, Engine]) -> None:
         self._sender, self._engines = sender, engines
@@ -61,7 +61,7 @@ class FixedView:
 
 
 def engines_on(device: str, *, nodes: int) -> tuple[list[Engine], int]:
-    """The first one is the origin."""
+    """Make the engines; the first is the origin."""
     torch.manual_seed(0)
     shape = argparse.Namespace(shape="smollm2-135m", device=device, dtype="float32", kv_tokens=8192, seeded=True)
     cuts = [(0, 30)] if nodes == 1 else [(0, 15), (15, 30)]

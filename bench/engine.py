@@ -3,11 +3,11 @@
     python bench/engine.py --shape llama-8b --device cuda --batches 1,32,64,256 --prefill 512,8192
 
 Decode figures are generated tokens per second of a whole batch (64 prompt tokens, `--new` generated ones each); prefill
-figures are prompt tokens per second of one prompt. `--context 64x2048` tells how fast 64 streams decode behind prompts of that
-length. `--long 131040 --turns 32` reads such prompts in turn, and tells the time of a token behind them and the memory that torch
-has after each. `--arrivals 64` tells how long streams wait between tokens, alone and while a prompt of 8,192
-tokens arrives every second. `--waits` counts how often the host waits for a CUDA card in a decode step of each batch. Runs where
-only the engine's own needs are installed (torch, numpy, safetensors, tokenizers, jinja2).
+figures are prompt tokens per second of one prompt. `--context 64x2048` measures how fast 64 streams decode behind prompts of that
+length. `--long 131040 --turns 32` reads such prompts in turn, and reports the time of a token behind each and the memory that
+torch has after it. `--arrivals 64` measures how long streams wait between tokens, alone and while a prompt of 8,192
+tokens arrives every second. `--waits` counts how often the host waits for a CUDA card in a decode step of each batch. Needs only
+the engine's own dependencies (torch, numpy, safetensors, tokenizers, jinja2).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ EXPERTS = {
 
 
 class RandomWeights(WeightFiles):
-    """Made where they are used, which is quick; or on the CPU, where the same seed gives the same weights for any device.
+    """Random weights, made on the device that uses them (fast) or on the CPU (the same seed gives the same weights everywhere).
 
-    quant: what those of a card are rounded to, as by `--quant`: fp8 leaves the ends as they are, codes give them 8 bits.
+    quant: what a card's weights are rounded to, as by `--quant`: fp8 leaves the ends alone, int8 and int4 give them 8 bits.
     """
 
     def __init__(self, made_on: torch.device, quant: str = "none") -> None:
@@ -92,7 +92,7 @@ class RandomWeights(WeightFiles):
 def random_ends(
     kind: type[EndModel], spec: ModelSpec, files: RandomWeights, dtype: torch.dtype, device: torch.device
 ) -> EndModel:
-    """An EndModel without text: its tokenizer is never asked."""
+    """An EndModel without text: its tokenizer is never used."""
     ends = kind.__new__(kind)
     ends.spec, ends.dtype, ends.device, ends.eos_ids = spec, dtype, device, frozenset()
     ends._packing = None
@@ -112,7 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="smollm2-135m")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--layers", type=int, metavar="N", help="only so many layers of the shape")
+    parser.add_argument("--layers", type=int, metavar="N", help="use only this many layers of the shape")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--quant", choices=("none", "fp8", "int8", "int4"), default="none", help="with the Triton kernels")
     parser.add_argument("--kv-dtype", choices=("auto", "fp8"), default="auto", help="with the Triton kernels")
@@ -159,7 +159,7 @@ def main() -> None:
 
 
 class Report:
-    """What was measured so far: printed, and written to the file, as it comes, so that a run that is cut off leaves something."""
+    """The results so far: printed and written to the file as they arrive, so that an interrupted run leaves something."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         where = torch.cuda.get_device_name() if args.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
@@ -210,7 +210,7 @@ def make_engine(args: argparse.Namespace) -> tuple[Engine, ModelSpec]:
 
 
 def shape_config(shape: str, layers: int | None = None) -> dict[str, Any]:
-    """The settings of a model of this shape, as Hugging Face writes them. layers: only so many."""
+    """A Hugging Face config of a model of this shape. layers: override their number."""
     hidden, all_layers, heads, kv_heads, inner, vocab, tied = SHAPES[shape]
     return {
         "model_type": "llama",
@@ -250,7 +250,7 @@ def make_parts(args: argparse.Namespace, cuts: list[tuple[int, int]]) -> tuple[M
 def run(
     engine: Engine, spec: ModelSpec, rng: random.Random, count: int, lengths: list[int], new: int, sampling: dict[str, Any]
 ) -> float:
-    """Seconds that `count` requests take, whose prompts have these lengths in turn."""
+    """Run `count` requests, with prompts of these lengths in turn; return the seconds they take."""
     done: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
     prompts = [[rng.randrange(spec.vocab) for _ in range(lengths[i % len(lengths)])] for i in range(count)]
     started = time.perf_counter()
@@ -295,10 +295,10 @@ def measure(
 def measure_decoding(
     engine: Engine, spec: ModelSpec, rng: random.Random, count: int, context: int, new: int, sampling: dict[str, Any]
 ) -> dict:
-    """Tokens per second of streams, from when all have read their prompts until each has got `new` more tokens."""
+    """Tokens per second of streams, from when all prompts are read until each stream has `new` more tokens."""
     times: list[list[tuple[float, int]]] = [[] for _ in range(count)]
     ended: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
-    enough = new + 2 + count * context // engine.config.busy_chunk  # those who read first generate while the others read
+    enough = new + 2 + count * context // engine.config.busy_chunk  # early streams generate while the others still read
     jobs = []
     started = time.perf_counter()
     for i, seen in enumerate(times):
@@ -331,7 +331,7 @@ def measure_decoding(
 
 
 def stop_if_failed(ended: queue.SimpleQueue[JobUpdate]) -> None:
-    """Wait a moment; no stream should end meanwhile."""
+    """Wait a moment; exit if a stream ends meanwhile."""
     with contextlib.suppress(queue.Empty):
         update = ended.get(timeout=0.02)
         raise update.error if isinstance(update, JobFailed) else SystemExit("A stream has ended too early.")
@@ -368,7 +368,7 @@ def measure_arrivals(
 
 
 def count_waits(engine: Engine, spec: ModelSpec, rng: random.Random, count: int, sampling: dict[str, Any]) -> dict[str, float]:
-    """How often in a decode step the host waits for the card, and what is copied, as CUDA's own profiler sees it."""
+    """Count, with CUDA's profiler, the host's waits for the card in a decode step, and the copies."""
     from torch.profiler import ProfilerActivity, profile
 
     started = [threading.Event() for _ in range(count)]

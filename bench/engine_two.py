@@ -4,8 +4,8 @@
 
 Both processes compute on the same device. Between them are Zenoh over TCP on this machine, the wire's own codec, and everything
 that an engine does for a route over nodes; the network is open, so nothing is encrypted. Figures are as in bench/engine.py, and
-the table below each tells where an answer's time went: `hops` are the copies to the host and back, the codec, the network, and
-the time that a NetworkJob waits for its turn.
+the table below each shows where an answer's time went: `hops` are the copies to the host and back, the codec, the network, and
+the time that a NetworkJob is queued.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
 
 NODES = ("first", "second")
-START_S = 120.0  # that the other process may need to load its layers
+START_S = 120.0  # for the other process to load its layers
 
 
 class FixedView:
@@ -64,7 +64,7 @@ class FixedView:
 
 
 class Node:
-    """One of the two: an engine with its half of the layers, and the way to the other one."""
+    """One of the two nodes: an engine with its half of the layers, and the connection to the other."""
 
     def __init__(self, args: argparse.Namespace, name: str, network: NetworkConfig) -> None:
         spec, cuts = args.spec, args.cuts
@@ -132,7 +132,7 @@ class Node:
 
     @property
     def sent(self) -> tuple[int, int]:
-        """Messages and bytes."""
+        """Messages and bytes sent."""
         traffic = self._wire.traffic().values()
         return sum(one.sent for one in traffic), sum(one.sent_bytes for one in traffic)
 
@@ -146,7 +146,7 @@ def whole_engine(args: argparse.Namespace) -> Engine:
 def measure_parts(
     engine: Engine, spec: ModelSpec, rng: random.Random, count: int, new: int, sampling: dict[str, object]
 ) -> list[str]:
-    """Where the time of the first of some answers goes that are generated at once."""
+    """Generate some answers at once; return where the time of the first one went."""
     ended: queue.SimpleQueue[JobUpdate] = queue.SimpleQueue()
     jobs: list[Job] = []
     for i in range(count):
@@ -258,7 +258,7 @@ def spec_of(args: argparse.Namespace) -> ModelSpec:
 
 
 def serve_other(args: argparse.Namespace) -> None:
-    """The other process: it ends with its stdin."""
+    """Run the other process until its stdin closes."""
     node = Node(args, NODES[1], NetworkConfig(listen=(f"tcp/127.0.0.1:{args.other}",), open=True))
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()

@@ -2,9 +2,9 @@
 
     python bench/gpu_kernels.py            # or some of them: attention sampling products experts
 
-Shapes are those of Llama-3.1-8B, Qwen3-30B-A3B (experts) and a vocabulary of 128,256. Weights are random, and so many copies of
-them that no cache holds them. A time is the best of six runs of a CUDA graph; bandwidth counts the bytes of the weights alone, or
-of keys and values.
+Shapes are those of Llama-3.1-8B, Qwen3-30B-A3B (experts) and a vocabulary of 128,256. Weights are random, with enough copies to
+exceed any cache. A time is the best of six runs of a CUDA graph; bandwidth counts only the bytes of the weights, or of keys and
+values.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def random_weight(kind: str, outputs: int, inputs: int, *experts: int) -> CardWe
 
 
 def seconds(run: Callable[[int], object], copies: int) -> float:
-    """Of one call: run(i) works on copy i."""
+    """Seconds of one call; run(i) works on copy i."""
     for i in range(copies):
         run(i)
     torch.cuda.synchronize()
@@ -71,7 +71,7 @@ def figure(time: float, size: float) -> str:
 
 
 def paged(texts: int, length: int, dtype: torch.dtype) -> Paged:
-    """Keys and values of some texts, in blocks that lie anywhere."""
+    """Keys and values of some texts, in scattered blocks."""
     blocks = length // BLOCK
     kv = torch.randn((texts * blocks + 1) * BLOCK, 2, KV_HEADS, HEAD_DIM, device=CARD, dtype=torch.bfloat16).to(dtype)
     tables = torch.randperm(texts * blocks, device=CARD).int() + 1

@@ -8,7 +8,7 @@ their updates without doing anything with them.
   sampled   all have a temperature, top_p and penalties
   plan      where attention finds the keys of the batch (AttentionPlan), which is the torch back-end's own and not part of a step
 
-Thread time is that of the compute thread; clock is what passed on the wall. Each figure is the median of several rounds.
+Thread time is CPU time of the compute thread; clock is wall time. Each figure is the median of several rounds.
 --json FILE writes the results, - prints them: `ms` has the thread time of a greedy step by batch size.
 """
 
@@ -100,7 +100,7 @@ class NoText:
 
 
 def decoding(batch: int, context: int, params: SamplingParams) -> Engine:
-    """An engine, not started, with so many sequences that have read their prompts."""
+    """An engine, not started, with this many sequences that have read their prompts."""
     blocks = (context // BLOCK_SIZE + WARM_UP + STEPS * ROUNDS // BLOCK_SIZE + 2) * batch
     config = EngineConfig(max_sequences=batch, chunk=8192, block_size=BLOCK_SIZE, prefix_cache=True)
     engine = Engine(config, Pipe("none", 2, [NoLayers(blocks)]), NoEnds(), lambda skip_special: NoText())

@@ -26,7 +26,7 @@ class Shape:
     kv_width: int  # numbers of a token in one layer
     window: int
     context: int
-    every: int = 6  # this many layers have one that sees everything
+    every: int = 6  # one layer in this many sees everything
 
 
 SHAPES = {

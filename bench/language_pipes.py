@@ -1,8 +1,8 @@
-"""Two nodes of language-pipes on this machine, from an environment of its own: the rival in network_language_pipes.py.
+"""Two nodes of language-pipes on this machine, from its own environment: the rival in network_language_pipes.py.
 
-It finds a model in `LP_MODEL_DIR/<owner>/<name>/data`, so a folder is laid out there with Penstock's files: nothing is
-downloaded. It has no way to go on after an end of text, so its copy of the configuration names token 0 as that, which it never
-takes for one. Everything else is as it comes, but for two limits that would refuse some of the streams.
+It looks for a model in `LP_MODEL_DIR/<owner>/<name>/data`, so a folder there links to Penstock's files: nothing is downloaded. It
+has no way to ignore the end of text, so its copy of the configuration names token 0 as that, which it never treats as one.
+Everything else is left at its defaults, except two limits that would refuse some of the streams.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipes_of_nodes import free_port
 from server_process import HOST, Program
 
 MODEL = "bench/model"
-NOT_STOPPING = 0  # it takes only ids above 0 for the end of a text
-MOST_JOBS = 64  # its defaults take 6 streams of one client and 11 of one node
+NOT_STOPPING = 0  # it accepts only ids above 0 as the end of a text
+MOST_JOBS = 64  # its defaults allow 6 streams per client and 11 per node
 READY_LIMIT = 90.0  # seconds
 _LAYER_SIZE = """
 import sys, pathlib
@@ -40,7 +40,7 @@ class LanguagePipes:
     """
 
     def __init__(self, where: Path, folder: Path, *, cut: int) -> None:
-        self._bin, self._folder, self._cut = Path(os.path.abspath(where)).parent, folder, cut  # not resolved: a venv's are links
+        self._bin, self._folder, self._cut = Path(os.path.abspath(where)).parent, folder, cut  # not resolved: venvs have links
         for needed in ("python", "language-pipes"):
             if not (self._bin / needed).exists():
                 sys.exit(f"There is no {self._bin / needed}: give the Python of an environment with language-pipes in it.")
@@ -61,12 +61,12 @@ class LanguagePipes:
             model = root / "models" / MODEL
             _lay_out(self._folder, model / "data")
             self.version = self._python(_VERSION)
-            # it loads as many layers as fit into what it is given, and takes half a layer for none
+            # it loads as many layers as fit into this memory; the extra half layer loads none
             memory = (self._cut + 0.5) * int(self._python(_LAYER_SIZE, str(model))) / (1 << 30)
             a_port, b_port = free_port(), free_port()
             ends = f'job_port = {self.port}\nmax_api_jobs = {MOST_JOBS}\nend_models = ["{MODEL}"]\n'
             self._start(root / "a", a_port, memory, ends)
-            self._nodes[0].wait_for(r"Layers 0-\d+ for \S+ successfully loaded")  # whoever comes next takes the others
+            self._nodes[0].wait_for(r"Layers 0-\d+ for \S+ successfully loaded")  # the next node takes the others
             self._start(root / "b", b_port, 1000.0, f'bootstrap_nodes = [{{ address = "{HOST}", port = {a_port} }}]\n')
             loaded = self._nodes[1].wait_for(r"Layers (\d+)-\d+ for \S+ successfully loaded")
             if int(loaded[1]) != self._cut:
@@ -121,7 +121,7 @@ class LanguagePipes:
 
 
 def _lay_out(folder: Path, data: Path) -> None:
-    """The model's files under `data`: links, but for the two that say where a text ends."""
+    """Link the model's files under `data`, with changed copies of the two that define the end of text."""
     data.mkdir(parents=True)
     tokens = {token["id"]: token["content"] for token in _read(folder / "tokenizer.json")["added_tokens"]}
     changes = {"config.json": ("eos_token_id", NOT_STOPPING), "tokenizer_config.json": ("eos_token", tokens[NOT_STOPPING])}

@@ -1,4 +1,4 @@
-"""A bound on the time that a part of a bench may take: on a slow machine it measures less, not longer."""
+"""A time limit for a part of a bench: a slow machine does fewer rounds instead of taking longer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Limit:
         return time.monotonic() - self._started
 
     def lap(self, began: float) -> None:
-        """Something that will be done again began when `elapsed` was so, and is done."""
+        """Record the end of a lap that began at this value of `elapsed`."""
         self._longest = max(self._longest, self.elapsed - began)
 
     def allows(self, more: float | None = None) -> bool:
-        """Whether there is time for so many more seconds, or for another lap like the longest so far."""
+        """Whether there is time for this many more seconds, or for another lap as long as the longest so far."""
         return self.elapsed + (self._longest if more is None else more) <= self._seconds

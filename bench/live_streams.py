@@ -7,8 +7,8 @@ process, which reads its streams and does nothing with them.
   streams    all sequences are streams of the HTTP API, with the text of a real tokenizer
   no text    the same streams, but each token is the letter x: what moving text off the compute thread could win at most
 
-The figure is what a step takes on the clock besides its pass, and in brackets the compute thread's own time. Each is the median
-of several rounds, taken in turns.
+The figure is the wall time of a step besides its pass, with the compute thread's own time in brackets. Each is the median of
+several rounds, taken in turns.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def hosted(folder: Path, streams: int, pass_seconds: float, *, text: bool) -> Ho
 
 
 def step_times(engine: Engine, streams: int) -> StepTime:
-    """Measure once all streams have their first tokens."""
+    """Measure steps once all streams have their first tokens."""
     until = time.monotonic() + START_S
     while len(engine.sequences.holders) < streams:
         assert time.monotonic() < until, "the streams did not start"

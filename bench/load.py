@@ -1,8 +1,8 @@
-"""The load generator: a process of its own that sends HTTP requests at their times and notes when the words come back.
+"""The load generator: a separate process that sends HTTP requests on schedule and records when the text arrives.
 
-It shares two cores with the server that it measures, so it does next to nothing: requests are bytes before the clock
-starts, answers are not parsed but searched for a few markers. What it is to do comes on stdin, what happened goes to stdout, both
-as JSON. `offer` runs it.
+It shares two cores with the server that it measures, so it does as little as possible: requests are encoded before the clock
+starts, answers are not parsed but searched for a few markers. The plan comes on stdin, the outcomes go to stdout, both as JSON.
+`offer` runs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START_DELAY = 0.5  # seconds until the first request may come, for the connectio
 class Outcome:
     """Seconds are counted from the planned arrival, so that a late generator cannot make the server look fast."""
 
-    status: int = 0  # of HTTP; 0 while there is none
+    status: int = 0  # HTTP status; 0 before there is one
     error: str | None = None
     lag: float = 0.0  # how late it was sent
     first: float | None = None
@@ -70,9 +70,9 @@ def offer(
     system: str | None = None,
     connections: int = 0,
 ) -> Offered:
-    """Send the chats at their times and follow them, at most `drain` seconds longer than the last arrival.
+    """Send the chats on schedule and follow their answers, for at most `drain` seconds after the last arrival.
 
-    So many `connections` are open before the first is sent; others are opened when they are needed.
+    `connections` are opened before the first chat is sent; further ones on demand.
     """
     plan = {
         "host": host,
@@ -113,11 +113,11 @@ def _body(chat: Chat, model: str, system: str | None) -> dict[str, Any]:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, and the request that is on it."""
+    """One connection, and its current request."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._transport: Any = None  # uvloop's are no asyncio.Transport
+        self._transport: Any = None  # uvloop's is not an asyncio.Transport
         self._outcome: Outcome | None = None
         self._planned = 0.0
         self._tail = self._before = b""
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
         if outcome.status != 200:
             self._end(error=f"HTTP {outcome.status}")
             return
-        found = self._tail + data  # a marker may be cut in two
+        found = self._tail + data  # a marker may be split
         self._tail = found[-len(TOKEN) + 1 :]
         if TOKEN in found:
             now = self._load.now() - self._planned
@@ -177,7 +177,7 @@ class Connection(asyncio.Protocol):
             return
         outcome.done, outcome.error = True, error
         if error:
-            self.close()  # whatever is still to come of it is of no use
+            self.close()  # the rest of the answer is not needed
         self._load.ended(None if error else self)
 
 
@@ -187,7 +187,7 @@ class Load:
         self._requests = [(at, _request(plan["host"], body.encode())) for at, body in plan["requests"]]
         self.outcomes = [Outcome() for _ in self._requests]
         self._loop = asyncio.get_running_loop()
-        self.now = time.monotonic  # the loop's own clock, but finer: uvloop's tells milliseconds
+        self.now = time.monotonic  # the loop's clock, but finer: uvloop's has milliseconds
         self._idle: list[Connection] = []
         self._all: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()

@@ -11,7 +11,7 @@
   show            no measuring: print the kept results as Markdown
 
 Results are kept in bench/results/network.json, those of a --quick run are not. Run it on a quiet machine. What exactly is
-measured, and why so, is said at the head of network_hop.py, network_two.py, network_delay.py, network_wire.py,
+measured, and why, is explained at the top of network_hop.py, network_two.py, network_delay.py, network_wire.py,
 network_simulation.py and network_language_pipes.py.
 """
 
@@ -103,7 +103,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*PARTS, "all", "show"]
     parser.add_argument("part", nargs="?", default="all", choices=known, metavar="PART", help=f"{', '.join(known)}; default all")
-    parser.add_argument("--quick", action="store_true", help="half a minute each: does everything work? The figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="half a minute each: a smoke test; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run to this file too")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"default {DEFAULT_MODEL}")
     parser.add_argument("--penstock", type=shlex.split, default=[sys.executable, "-m", "penstock.cli"], metavar="COMMAND",
@@ -161,7 +161,7 @@ def main() -> None:
         if RIVAL in names and args.language_pipes is None:
             say("The comparison with language-pipes is left out: --language-pipes does not say where it is.")
             names = [name for name in names if name != RIVAL]
-        for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # what was started ends too
+        for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # stops the processes it started, too
             signal.signal(asked_to_end, signal.default_int_handler)
         try:
             found = {name: BENCH.run(name, args, threads=1) for name in names}

@@ -1,12 +1,12 @@
-"""What distance costs: 32 streams over two nodes whose every message takes 20 ms longer, against none.
+"""What distance costs: 32 streams over two nodes with a delay of 20 ms on every message, against none.
 
-The nodes know each other only by a proxy (delay.py) that hands on in both directions after the delay, so a token's way round
-takes 40 ms longer. There are two pipes, one for each delay, each with a proxy of its own, so that what an origin has learnt about
-its pipe (how many micro-batches to keep in flight) stays true; they take turns. One is told 0 ms: the proxy itself costs a
-little, and that is not to count.
+The nodes reach each other only through a proxy (delay.py) that forwards in both directions after the delay, so a token's round
+trip takes 40 ms longer. There are two pipes that take turns, one for each delay, each with its own proxy, so that what an origin
+has learnt about its pipe (how many micro-batches to keep in flight) stays true. One delay is 0 ms: the proxy itself costs a
+little, which must not count.
 
-Zenoh's nodes tell each other where they listen. Two that have a link already open no second one, and the byte counts of the
-proxies prove it: hidden states of all tokens must have gone through.
+Zenoh's nodes tell each other where they listen. But two with a link open no second one, and the byte counts of the proxies prove
+it: hidden states of all tokens must have gone through.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def measure(plan: DelayPlan) -> dict[str, Any]:
             pipe = PipeOfNodes(plan.penstock, plan.model, cut=plan.cut, layers=plan.layers, b_port=far, through=near)
             pipes[delay] = stack.enter_context(pipe)
         limit = Limit(plan.limit)
-        for delay in delays:  # long enough for the origin to learn how long the way is
+        for delay in delays:  # long enough for the origin to learn the delay
             chats = equal_chats(f"{plan.seed}/delay/warm-up", plan.streams, question_words=plan.question_words, new_tokens=16)
             answer(pipes[delay].a, chats)
         for number in range(plan.rounds):
@@ -71,7 +71,7 @@ def measure(plan: DelayPlan) -> dict[str, Any]:
             chats = equal_chats(
                 f"{plan.seed}/delay/{number}", plan.streams, question_words=plan.question_words, new_tokens=plan.new_tokens
             )
-            for delay in delays if number % 2 else reversed(delays):  # nobody is always the first
+            for delay in delays if number % 2 else reversed(delays):  # alternate the order
                 before = proxies[delay].ask("bytes")
                 with pipes[delay].watched() as seen:
                     runs[delay].append(answer(pipes[delay].a, chats))
@@ -95,7 +95,7 @@ def measure(plan: DelayPlan) -> dict[str, Any]:
 
 
 def _check(after: tuple[int, int], before: tuple[int, int], least: int) -> None:
-    """In each direction a hidden state of two bytes a number must have passed for each token."""
+    """Exit unless, in each direction, a hidden state (two bytes per number) has passed for each token."""
     there, back = after[0] - before[0], after[1] - before[1]
     if min(there, back) < least:
         sys.exit(f"Only {there:,} and {back:,} bytes of at least {least:,} went through the proxy: the nodes found another way.")

@@ -2,7 +2,7 @@
 
 - in one process: `penstock serve --layers 0:15,15:30` with one compute thread. No network at all.
 - over two nodes: the same two segments, one in each process, one compute thread each. A step makes two hops: to the other
-  node, and home again.
+  node, and back.
 
 Both answer the same chats, taking turns; the time of a step is the median gap between two tokens in a round, as a client sees
 it. The difference divided by two is what a hop costs: encoding, checksum, Zenoh, three or four changes of threads, and waking up
@@ -49,7 +49,7 @@ def measure(plan: HopPlan) -> dict[str, Any]:
     segments = ("--layers", f"0:{plan.cut},{plan.cut}:{plan.layers}")
     alone: list[float] = []
     apart: list[float] = []
-    between: list[float] = []  # by the origin's clock: a step's way round, less what the segments computed
+    between: list[float] = []  # by the origin's clock: a step's round trip, less the segments' compute time
     with (
         Server(plan.penstock, plan.model, segments, threads=1) as one,
         PipeOfNodes(plan.penstock, plan.model, cut=plan.cut, layers=plan.layers) as two,
@@ -64,7 +64,7 @@ def measure(plan: HopPlan) -> dict[str, Any]:
                 break
             began = limit.elapsed
             chats = equal_chats(f"{plan.seed}/hop/{number}", 1, question_words=plan.question_words, new_tokens=plan.new_tokens)
-            for found, server in sides if number % 2 else reversed(sides):  # nobody is always the first
+            for found, server in sides if number % 2 else reversed(sides):  # alternate the order
                 found.append(answer(server, chats).gap)
             between.append(two.route()["between_nodes"])
             limit.lap(began)

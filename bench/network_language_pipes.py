@@ -1,9 +1,9 @@
 """Penstock against language-pipes: the same model over two nodes on this machine, one compute thread each.
 
 Penstock runs as it does by default, with the 4-bit weights of the published file, and once more in bf16, which is what
-language-pipes has. All get the same chats over their own HTTP APIs, as plain requests that are answered whole, from the same
-small client; greedy, the same number of new tokens, no end before that. Their layers are cut at the same place, and the ends of
-the model are with the first node. They take turns; while one answers, the others wait. The time runs from the first request to
+language-pipes has. All get the same chats over their own HTTP APIs, as non-streaming requests, from the same small client;
+greedy, with the same number of new tokens, ignoring the end of text. Their layers are cut at the same place, and the ends of
+the model are on the first node. They take turns; while one answers, the others wait. The time runs from the first request to
 the last answer, prompts included.
 
 language-pipes comes from PyPI in an environment of its own (its dependencies are not Penstock's):
@@ -93,7 +93,7 @@ def measure(plan: RivalPlan) -> dict[str, Any]:
                     new_tokens=plan.new_tokens,
                 )
                 found = {}
-                for name in sides if number % 2 else reversed(sides):  # nobody is always the first
+                for name in sides if number % 2 else reversed(sides):  # alternate the order
                     found[name] = _answer(*sides[name], chats)
                     speeds[name][streams].append(found[name].tokens / found[name].wall)
                     say(f"{number + 1}. round   {streams:2} streams   {name:15}   {speeds[name][streams][-1]:6.1f} tokens/s")
@@ -110,7 +110,7 @@ def measure(plan: RivalPlan) -> dict[str, Any]:
 
 
 def _answer(port: int, model: str, chats: Sequence[Chat]) -> Answered:
-    """All at once, each on a connection and a thread of its own."""
+    """Answer all chats at once, each on its own connection and thread."""
     with ThreadPoolExecutor(len(chats)) as threads:
         began = time.perf_counter()
         usages = list(threads.map(lambda chat: _ask(port, model, chat), chats))

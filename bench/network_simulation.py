@@ -1,14 +1,14 @@
-"""Whether the simulation predicts what real nodes do: one and two nodes on loopback, and two with 20 ms on every hop, at 1, 8 and
-32 streams. Four nodes are reported only: they share two cores, which the simulation does not know.
+"""Checks that the simulation predicts real nodes: one and two nodes on loopback, and two with 20 ms on every hop, at 1, 8 and
+32 streams. Four nodes are only reported: they share two cores, which the simulation does not model.
 
-First the steps are measured where they are taken: 1 and 16 streams are answered and prompts are read, and each node says how
-long it was in its layers, and how long it was busy. That gives what a pass through a layer takes, what each token adds, and what
-the head and the rest of a visit take. Nothing is taken from the runs that are predicted but the lengths of prompts, and the round
-trip between the nodes while they are idle.
+First the cost of steps is measured on the nodes: 1 and 16 streams are answered and prompts are read, and each node reports the
+time in its layers and its busy time. That gives the time of a pass through a layer, of each token in it, and of the head and the
+rest of a visit. From the runs to be predicted it takes only the lengths of prompts, and the round trip between the nodes while
+they are idle.
 
-Then the same chats go to the real nodes, with one compute thread each, and to simulated ones, 20 ms apart: what came at
-one instant would share a pass in the simulation, but not over HTTP. No node keeps a prefix cache, since chats begin alike and
-simulated prompts do not. Throughput is of all tokens from the first request to the last token; the first token is the median
+Then the same chats go to the real nodes, with one compute thread each, and to simulated ones, 20 ms apart: simultaneous chats
+would share a pass in the simulation, but not over HTTP. No node has a prefix cache, since chats begin alike and simulated
+prompts do not. Throughput counts all tokens from the first request to the last token; the time to the first token is the median
 of the streams.
 """
 
@@ -36,7 +36,7 @@ READS = 5  # prompts that are read alone, to learn what their tokens cost
 PROMPT_WORDS = 64
 STEPS = 48
 FLAGS = ("--no-prefix-cache",)
-WARM_UP_S = 100.0  # of simulated time, for the simulated origin to learn how long its route is
+WARM_UP_S = 100.0  # of simulated time, for the simulated origin to learn its route's latency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,7 @@ class SimulationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """cuts: the layers at which further nodes begin. judged: whether the prediction must be near."""
+    """cuts: the layers at which further nodes begin. judged: whether the prediction must be close."""
 
     name: str
     cuts: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """Of a node, in seconds: a pass through a layer and each token in it; the rest of a visit, and each token that is sampled."""
+    """A node's costs in seconds: a pass through a layer, each token in it, the rest of a visit, and each sampled token."""
 
     start: int
     end: int
@@ -82,7 +82,7 @@ class NodeCosts:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What nodes have counted: steps and tokens of the origin, and of each node the seconds in its layers and in all."""
+    """Counters of nodes: steps and tokens of the origin, and each node's seconds in its layers and in total."""
 
     steps: float
     tokens: float
@@ -103,7 +103,7 @@ class Counted:
         )
 
     def since(self, before: Counted) -> Counted:
-        """A step, on average."""
+        """The averages per step since `before`."""
         steps = self.steps - before.steps
         of_nodes = [
             tuple((now - then) / steps for now, then in zip(some, others, strict=True))
@@ -174,7 +174,7 @@ def _compare(plan: SimulationPlan, side: Side, servers: Sequence[Server], round_
             "predicted_first": first,
             "prompt": prompt,
             "round_trip": round_trip,
-            "costs": [asdict(one) for one in costs],  # with these, the prediction can be made again
+            "costs": [asdict(one) for one in costs],  # enough to repeat the prediction
         }
         say(f"simulation   {side.name}, {streams:2} streams   {row['measured']:6.1f} tokens/s, predicted {speed:6.1f}")
         rows.append(row)
@@ -219,8 +219,8 @@ def _node_costs(place: int, start: int, end: int, seen: Sequence[Counted]) -> No
 
 
 def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
-    """Slope and start of the line nearest to these points, by the share that each is off: in seconds, one percent of a prompt
-    would count as much as a fifth of a step. Neither is below zero."""
+    """Fit a line by relative error, and return its slope and start, neither below zero. By absolute error, one percent of a
+    prompt would count as much as a fifth of a step."""
     weights = [1 / max(y, 1e-9) ** 2 for y in ys]
     x, y = (statistics.fmean(some, weights) for some in (xs, ys))
     spread = sum(weight * (one - x) ** 2 for weight, one in zip(weights, xs, strict=True))
@@ -232,7 +232,7 @@ def _line(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
 def _predict(
     plan: SimulationPlan, streams: int, prompt: int, costs: Sequence[NodeCosts], round_trip: float
 ) -> tuple[float, float]:
-    """Tokens per second and seconds until the first token, of the simulation."""
+    """Simulate; return tokens per second, and seconds until the first token."""
     from penstock.simulate.scenario_file import parse_scenario
     from penstock.simulate.simulation import Simulation
 

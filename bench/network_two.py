@@ -88,7 +88,7 @@ def measure(plan: TwoPlan) -> dict[str, Any]:
                 say(f"no time is left for round {number + 1} of {plan.rounds}")
                 break
             began = limit.elapsed
-            turn = number % len(sides)  # nobody is always the first
+            turn = number % len(sides)  # rotate the order
             for streams in plan.streams:
                 chats = equal_chats(
                     f"{plan.seed}/two/{number}/{streams}",
@@ -138,7 +138,7 @@ def _speeds(runs: list[Run]) -> str:
 
 
 def look_for_cut(plan: CutsPlan) -> dict[str, Any]:
-    """One pipe at a time, `rounds` times all of them: nodes that only wait would still take a little."""
+    """Measure all cuts, `rounds` times, with one pipe running at a time: even idle nodes take some CPU time."""
     runs: dict[int, list[Run]] = {cut: [] for cut in plan.cuts}
     for number in range(plan.rounds):
         for cut in plan.cuts if number % 2 else reversed(plan.cuts):

@@ -1,4 +1,4 @@
-"""What the format of hidden states gains on a narrow link: a wide random model over two nodes, and a proxy that carries so much.
+"""What the format of hidden states gains on a narrow link: a wide random model over two nodes, and a bandwidth-limited proxy.
 
 The model is 4096 wide and has two layers, one on each node, so that the link is what takes time. `a` has the ends. Each format
 has a pipe and a link of its own; they take turns. A prompt of 2,000 words is read, which crosses the link once on its way to `b`;
@@ -51,7 +51,7 @@ class WirePlan:
 
 
 def slow_link(port: int, target: int, bytes_per_second: float) -> Answer:
-    """Made in a process of its own."""
+    """The bandwidth-limited proxy, for a `Child` process."""
     sys.path.insert(0, str(ROOT))
     from tests.network.slow_link import SlowLink
 
@@ -83,7 +83,7 @@ def _on_link(plan: WirePlan, model: str, mbit: float) -> dict[str, Any]:
         for number in range(plan.rounds):
             long = equal_chats(f"{plan.seed}/long/{number}", 1, question_words=plan.prompt_words, new_tokens=2)
             many = equal_chats(f"{plan.seed}/many/{number}", plan.streams, question_words=8, new_tokens=plan.new_tokens)
-            for wire in WIRES if number % 2 else reversed(WIRES):  # nobody is always the first
+            for wire in WIRES if number % 2 else reversed(WIRES):  # alternate the order
                 prompts[wire].append(asdict(answer(pipes[wire].a, long)))
                 streams[wire].append(asdict(answer(pipes[wire].a, many)))
                 took, run = prompts[wire][-1]["wall"], Run(**streams[wire][-1])

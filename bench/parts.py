@@ -1,4 +1,4 @@
-"""A bench of several parts: each is measured by itself, kept with command, commit, machine and date, and shown as Markdown."""
+"""A bench of several parts: each is measured separately, stored with command, commit, machine and date, and shown as Markdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Part(NamedTuple):
 
 
 class Bench:
-    """`name` is that of its script, and of the file in bench/results where the last results are."""
+    """`name`: of its script, and of its results file in bench/results."""
 
     def __init__(self, name: str, parts: Mapping[str, Part]) -> None:
         self.parts, self._script = parts, f"bench/{name}.py"
@@ -33,7 +33,7 @@ class Bench:
         return json.loads(self.file.read_text(encoding="utf-8")) if self.file.exists() else {}
 
     def run(self, name: str, args: argparse.Namespace, *, threads: int) -> dict[str, Any]:
-        """Measure one part; what a quick run finds is not kept."""
+        """Measure one part. Results of a quick run are not stored."""
         results = {
             "part": name,
             "command": shlex.join(["python", self._script, *_without_paths(sys.argv[1:])]),
@@ -66,7 +66,7 @@ class Bench:
 
 
 def _commit() -> str:
-    """Of what is measured; with a mark where files were changed since."""
+    """The commit that is measured, marked if files have changed since."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude", "*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -75,5 +75,5 @@ def _commit() -> str:
 
 
 def _without_paths(words: list[str]) -> list[str]:
-    """A command that means something elsewhere too: of a path only its end."""
+    """Shorten paths to their last parts, so that the command makes sense on other machines."""
     return [os.path.join(*Path(word).parts[-3:]) if word.startswith(("/", "~")) else word for word in words]

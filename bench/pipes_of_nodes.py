@@ -36,7 +36,7 @@ class Run:
 
 
 def answer(server: Server, chats: Sequence[Chat]) -> Run:
-    """Stream the chats, all at once; every one must come whole."""
+    """Stream all chats at once; exit unless every answer is complete."""
     found = offer(HOST, server.port, server.model, chats, drain=300.0, connections=len(chats)).outcomes
     failed = [outcome.error for outcome in found if not outcome.completed]
     if failed:
@@ -52,9 +52,8 @@ def answer(server: Server, chats: Sequence[Chat]) -> Run:
 class PipeOfNodes:
     """Two nodes: `a` has the layers before the `cut` and the model's ends, and answers; `b` has the others and listens.
 
-    Each computes with one thread. With `cores`, the first of them is all that `a` may use, and the second all that `b` may. With
-    `through`, `a` reaches `b` by that port instead of `b_port`. With `more_cuts`, other nodes have the layers from each of these
-    on. `flags` are for all.
+    Each computes with one thread. cores: the one that `a` may use, and the one that `b` may use. through: the port by which `a`
+    reaches `b`, instead of `b_port`. more_cuts: further nodes hold the layers from each of these on. flags: for all nodes.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class PipeOfNodes:
         flags: Sequence[str] = (),
     ) -> None:
         self.cut = cut
-        network = f"bench-{secrets.token_hex(4)}"  # whatever else runs on this machine
+        network = f"bench-{secrets.token_hex(4)}"  # unique on this machine
         b_port = b_port or free_port()
 
         def node(name: str, part: str, where: str, at: int, more: Sequence[str], own: Collection[int] | None) -> Server:
@@ -103,18 +102,18 @@ class PipeOfNodes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for server in self.servers:  # the origin first: it needs no other way
+        for server in self.servers:  # the origin first: it needs no new route then
             server.end()
 
     def route(self) -> dict[str, Any]:
-        """The origin's, as `penstock network status` shows it."""
+        """The origin's route, as `penstock network status` shows it."""
         pipes = [pipe for pipe in self.a.network()["pipes"] if pipe["model"] == self.a.model]
         found: dict[str, Any] = pipes[0]["route"] if pipes else {}
         return found or {}
 
     @contextmanager
     def watched(self, every: float = 0.5) -> Iterator[list[int]]:
-        """Meanwhile, gather how many NetworkJobs the origin wants in flight."""
+        """In a `with` block, sample how many NetworkJobs the origin wants in flight."""
         found: list[int] = []
         over = threading.Event()
 
@@ -131,7 +130,7 @@ class PipeOfNodes:
             watcher.join()
 
     def round_trips(self, count: int, every: float = 0.6) -> list[float]:
-        """Of the pings that keep the route, while nothing else happens: through both compute threads and all that is between."""
+        """Round trips of the route's pings while it is idle: through both compute threads and everything in between."""
         found = []
         for _ in range(count):
             time.sleep(every)

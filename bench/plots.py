@@ -1,7 +1,7 @@
 """Draw the plots of docs/benchmarks.md and docs/privacy.md from the stored results: python bench/plots.py writes docs/img/.
 
-A bar or a dot is the median of the rounds, a thin line reaches from the lowest to the highest. A test says if a plot is not that
-of the results.
+A bar or a dot is the median of the rounds, a thin line spans the lowest to the highest. A test fails if a plot does not match
+the results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def results(name: str) -> Any:
 
 
 def source(found: dict[str, Any]) -> str:
-    """Where figures come from, for the last line of a plot."""
+    """The source of the figures, for the last line of a plot."""
     machine = found["machine"]
     return f"{found['command']}, {found['date'][:10]}, {machine['cpu'].replace('(R)', '')}, {machine['cores']} cores"
 
@@ -91,7 +91,7 @@ class Plot:
                 )
 
     def lines(self, points: Sequence[tuple[float, Sequence[float]]], color: str, *, dashed: bool = False) -> None:
-        """Medians joined by a line; a point is its place on the axis (0 to 1) and the rounds."""
+        """Medians joined by a line; a point is a position on the axis (0 to 1) and the rounds."""
         medians = [(self.x(share), self.y(statistics.median(values))) for share, values in points]
         self._drawing.line(*medians, color=color, width=2, dashed=dashed)
         for (share, values), (x, y) in zip(points, medians, strict=True):

@@ -1,4 +1,4 @@
-"""Systems that need an environment of their own, and how that is made: llama.cpp, compiled for this processor, and vLLM."""
+"""Systems that need their own environments, and how to build these: llama.cpp, compiled for this processor, and vLLM."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTEXT = 2304  # tokens of the longest case, prompt and answer, and a page more
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """What pip installs, with which variables, and what of it has to go again."""
+    """What pip installs, with which variables, and which packages are removed again."""
 
     name: str
     install: tuple[str, ...]
@@ -30,7 +30,7 @@ class Environment:
     remove: tuple[str, ...] = ()
 
     def python(self) -> Path:
-        """Its interpreter. Made the first time, which takes minutes."""
+        """The environment's interpreter. Builds the environment the first time, which takes minutes."""
         folder = SCRATCH / self.name
         python, ready = folder / "bin/python", folder / "ready"
         if not ready.exists():
@@ -50,12 +50,12 @@ def _has_flag(flags: str) -> bool:
 
 
 def _llama_cpp() -> Environment:
-    """For this processor; on virtual machines, its tiles of AMX end with an illegal instruction, so it is compiled without."""
+    """llama.cpp for this processor, without AMX: on virtual machines, AMX tiles end with an illegal instruction."""
     name, flags = "llama.cpp", "-DGGML_NATIVE=ON"
     if _has_flag("amx_tile"):
         parts = ("SSE42", "AVX", "AVX2", "BMI2", "FMA", "F16C", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
         name, flags = "llama.cpp-without-tiles", " ".join(["-DGGML_NATIVE=OFF", *(f"-DGGML_{part}=ON" for part in parts)])
-    # pip would take a wheel that it once compiled with other flags
+    # pip would reuse a wheel compiled with other flags
     install = ("llama-cpp-python==0.3.36", "--no-binary=llama-cpp-python", "--no-cache-dir")
     return Environment(name, install, {"CMAKE_ARGS": f"{flags} -DLLAVA_BUILD=OFF"})
 
@@ -71,14 +71,14 @@ VLLM = Environment(
 class LlamaCpp:
     """llama.cpp through its C interface: all streams decode in one batch, as its own `llama-batched-bench` does.
 
-    kind: what the published file is quantised to again; empty to run it as it is.
-    The most likely token is found with numpy, which is quicker than llama.cpp's sampler.
+    kind: the format to requantise the published file to; empty to run it as it is.
+    The most likely token is found with numpy, which is faster than llama.cpp's sampler.
     """
 
     def __init__(self, kind: str, model: Model, threads: int) -> None:
         import llama_cpp
 
-        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # its library would tell of every tensor
+        logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)  # its library would log every tensor
         self._lib, self._threads = llama_cpp, threads
         path = self._quantised(model, kind) if kind else model.gguf
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
@@ -134,7 +134,7 @@ class LlamaCpp:
         self._lib.llama_model_free(self._model)
 
     def _context(self, streams: int, tokens: int) -> Any:
-        """One for each number of streams and length; made while warming up, since it clears its memory."""
+        """The context for a number of streams and length, created during warm-up, since it clears its memory."""
         tokens = -tokens // 256 * -256
         if (streams, tokens) not in self._contexts:
             params = self._lib.llama_context_default_params()

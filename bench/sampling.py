@@ -3,8 +3,8 @@
     .venv/bin/python bench/sampling.py                            # 64 rows, a vocabulary of 49,152
     .venv/bin/python bench/sampling.py --against ../old/src       # the same beside the code of another checkout
 
-Each figure is the best of several rounds, in time of the thread, without that to make the logits. `native` lets the native
-kernels choose what they can, as a CPU does by default; the other columns are PyTorch's alone.
+Each figure is the best of several rounds, in CPU time of the thread, without making the logits. `native` uses the native kernels
+where they apply, as on a CPU by default; the other columns use PyTorch alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Programs that a bench starts. First of all `penstock serve` on a free port of this machine, and what the system tells about it
-from outside."""
+"""Programs that a bench starts: above all `penstock serve` on a free port of this machine, and its CPU time as the system
+reports it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """Seconds of computing, user and system: of all threads, and of the main one alone, which runs the event loop."""
+    """CPU seconds, user and system: of all threads, and of the main thread alone, which runs the event loop."""
 
     total: float
     loop: float
@@ -35,8 +35,8 @@ class Cpu:
 
 
 class Program:
-    """A program in the background: its words go to a file, and it ends with whoever started it. `cores` are those that it may
-    use; None for all."""
+    """A program in the background: its output goes to a file, and it ends with the bench. cores: those that it may use; None for
+    all."""
 
     def __init__(
         self, name: str, command: Sequence[str], *, environment: Mapping[str, str], cores: Collection[int] | None = None
@@ -58,7 +58,7 @@ class Program:
         )
 
     def wait_for(self, words: str) -> re.Match[str]:
-        """Until it has said something that fits."""
+        """Wait until its output matches a pattern."""
         limit = time.monotonic() + START_LIMIT
         while time.monotonic() < limit:
             if found := re.search(words, self.said()):
@@ -86,7 +86,7 @@ class Program:
 
 
 class Server(Program):
-    """Ready when entered, ended when left. `threads` are those that compute; None for as many as there are cores."""
+    """A server, ready when entered, stopped when left. threads: compute threads; None for one per core."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Server(Program):
         self.end()
 
     def wait(self) -> None:
-        """Until it answers; one that lacks layers does when other nodes bring them."""
+        """Wait until it is ready; if it lacks layers, until other nodes provide them."""
         self.port = int(self.wait_for(rf"(?:Base URL\s+|--url )http://{re.escape(HOST)}:(\d+)")[1])
         limit = time.monotonic() + START_LIMIT
         while True:
@@ -138,12 +138,12 @@ class Server(Program):
         return Cpu(_seconds(f"{process}/stat"), _seconds(f"{process}/task/{self.pid}/stat"))
 
     def counters(self) -> dict[str, float]:
-        """Penstock's own counters, those of one model, without its name: `steps`, `busy_seconds`, ..."""
+        """Penstock's counters of one model, without its label: `steps`, `busy_seconds`, ..."""
         text = self._get("/metrics").decode()
         return {name: float(value) for name, value in re.findall(r"^penstock_(\w+)_total\{model=\"[^\"]*\"\} (\S+)$", text, re.M)}
 
     def stage_seconds(self) -> float:
-        """Of compute in all its layers."""
+        """Seconds of compute in all its layers."""
         found = re.findall(r"^penstock_stage_seconds_total\{[^}]*\} (\S+)$", self._get("/metrics").decode(), re.M)
         return sum(map(float, found))
 
@@ -159,5 +159,5 @@ class Server(Program):
 
 def _seconds(stat: str) -> float:
     """User and system time of a process or thread; ticks are coarse (10 ms), but what is counted in them is exact."""
-    fields = Path(stat).read_text().rpartition(")")[2].split()  # behind the name, which may hold anything
+    fields = Path(stat).read_text().rpartition(")")[2].split()  # after the name, which can contain anything
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

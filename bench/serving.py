@@ -1,4 +1,4 @@
-"""Measures the server and the scheduler on this machine, with the default model: what people see who share a node.
+"""Measures the server and the scheduler on this machine, with the default model: what people sharing a node experience.
 
   http        chats arrive at a growing rate, over HTTP: waiting times, throughput, goodput, and docs/img/serving.svg (6 min)
   overhead    CPU time per token of 32 streams over HTTP, against that of the engine alone (4 min)
@@ -8,7 +8,7 @@
   show        no measuring: print the kept results as Markdown, and draw the picture again
 
 Results are kept in bench/results/serving.json, those of a --quick run are not. Run it on a quiet machine. What exactly is
-measured, and why so, is said at the head of serving_http.py, serving_overhead.py, serving_scheduler.py and
+measured, and why, is explained at the top of serving_http.py, serving_overhead.py, serving_scheduler.py and
 serving_machine.py.
 """
 
@@ -108,9 +108,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*PARTS, "all", "show"]
     parser.add_argument("part", nargs="?", default="all", choices=known, metavar="PART", help=f"{', '.join(known)}; default all")
-    parser.add_argument(
-        "--quick", action="store_true", help="less than a minute each: does everything work? The figures mean nothing"
-    )
+    parser.add_argument("--quick", action="store_true", help="less than a minute each: a smoke test; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run to this file too")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"default {DEFAULT_MODEL}")
     parser.add_argument("--penstock", type=shlex.split, default=[sys.executable, "-m", "penstock.cli"], metavar="COMMAND",
@@ -167,7 +165,7 @@ def main() -> None:
         if "http" in found:
             serving_plot.draw(found["http"], args.plot or PICTURE)
     else:
-        for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # what was started ends too
+        for asked_to_end in (signal.SIGINT, signal.SIGTERM):  # stops the processes it started, too
             signal.signal(asked_to_end, signal.default_int_handler)
         try:
             found = {name: run(name, args) for name in (PARTS if args.part == "all" else [args.part])}

@@ -33,8 +33,8 @@ class HttpPlan:
     flags: tuple[str, ...] = ()  # of `penstock serve`
     rates: tuple[float, ...] = ()  # requests a second; none: `shares` of the capacity
     shares: tuple[float, ...] = SHARES
-    seconds: float = 36.0  # for which requests arrive, at each rate
-    drain: float = 20.0  # and then for the last answers; what is unfinished then is cut off
+    seconds: float = 36.0  # during which requests arrive, at each rate
+    drain: float = 20.0  # then for the last answers; unfinished ones are cut off
     burst: int = 64
     limit: float = 360.0  # seconds for all of it
     system_words: int = 0  # of a system prompt that all share
@@ -49,7 +49,7 @@ class HttpPlan:
 
 @dataclass(slots=True)
 class Load:
-    """What was offered at one rate, and what came of it. Times in seconds, None where nothing was completed."""
+    """The load offered at one rate, and its outcome. Times in seconds, None if nothing was completed."""
 
     rate: float
     share: float | None  # of the capacity, where that was measured

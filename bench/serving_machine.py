@@ -1,11 +1,11 @@
-"""What a served model needs of its machine: time to start, cores that it shares, memory.
+"""What a served model needs of its machine: start time, shared cores, memory.
 
 - start: from starting `penstock serve` to the first token of an answer, with model and libraries in the page cache.
 - HTTP: tokens per second of 32 streams over HTTP, against the same chats given to `penstock.LLM` in a process of its own. The
   clients are another process on the same cores.
 - neighbour: the same streams over HTTP, quiet and while another process keeps one core's worth of a core busy.
-- memory: resident memory of the server while requests of ever new sizes come, some at once. Its KV memory holds what these
-  need at once and no more: it is kept for prompts that begin alike, so without a limit it fills up as long as new texts come.
+- memory: resident memory of the server while requests of ever new sizes arrive, some at once. Its KV memory is limited to what
+  these need: it also caches prefixes, so without a limit it would keep growing with new texts.
 
 HTTP and neighbour take turns, round by round.
 """
@@ -89,7 +89,7 @@ def _start(plan: MachinePlan) -> float:
 def busy_process() -> Iterator[None]:
     process = multiprocessing.get_context("spawn").Process(target=_spin, daemon=True)
     process.start()
-    time.sleep(0.5)  # until it spins
+    time.sleep(0.5)  # until the busy process spins
     try:
         yield
     finally:

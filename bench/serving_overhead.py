@@ -7,14 +7,13 @@ Both sides answer the same 32 chats, greedy, all at once, with the same number o
   includes HTTP, JSON, the chat template, tokenization, and every event of every stream. The clients are another process
   (load.py), whose time does not count.
 
-CPU time and not speed is compared, because clients on the same machine take their share of the cores, which a server is not
-to blame for. But CPU time has a flaw of its own. OpenMP's threads wait for each other at the end of every operator by
-spinning, which is CPU time: while a client holds one of two cores, the thread on the other core spins. So there are three
-figures:
+CPU time is compared, not speed, because clients on the same machine use some of the cores, which is not the server's fault. But
+CPU time has its own flaw: OpenMP's threads wait for each other at the end of every operator by spinning, which is CPU time:
+while a client holds one of two cores, the thread on the other core spins. So there are three figures:
 
 - one compute thread: nothing spins, and the other core is free for the event loop and the clients. This is the fair
   comparison, and the aim is set for it: served at most 1.08 times alone.
-- as many compute threads as cores: what a user has, spinning included. It says how much CPU time was burnt, not by whom.
+- as many compute threads as cores: what a user has, spinning included. It shows how much CPU time was burnt, not by what.
 - the event loop alone: the CPU time of the server's main thread, as a share of what the engine takes alone. Spinning cannot
   change it: HTTP, JSON, tokenization and events happen there. It leaves out what the door costs the compute thread (putting
   updates in a box, waking the loop, waiting for Python's lock).
@@ -40,7 +39,7 @@ from tables import mark, markdown, spread
 from traffic import Chat, equal_chats
 
 TARGET = 1.08
-SETTLE = 0.2  # seconds after the last token until all of its work is booked
+SETTLE = 0.2  # seconds after the last token until all its work is counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +61,7 @@ class OverheadPlan:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one round on one side. `loop` is the main thread's part of `cpu`, both in seconds."""
+    """The cost of one round on one side. `loop` is the main thread's part of `cpu`, both in seconds."""
 
     cpu: float
     loop: float
@@ -95,7 +94,7 @@ def measure(plan: OverheadPlan) -> dict[str, Any]:
                     question_words=plan.question_words,
                     new_tokens=plan.new_tokens,
                 )
-                if number % 2:  # nobody is always the first
+                if number % 2:  # alternate the order
                     served.append(_served(server, asked))
                     alone.append(Cost(**bare.ask(asked)))
                 else:
@@ -113,7 +112,7 @@ def measure(plan: OverheadPlan) -> dict[str, Any]:
 
 
 def bare_llm(model: str) -> Answer:
-    """In a process of its own: answers chats with what they cost, without making their prompts."""
+    """For a `Child` process: answers chats and returns their cost, excluding the making of prompts."""
     from penstock import LLM, SamplingParams
 
     llm = LLM(model)
@@ -139,7 +138,7 @@ def bare_llm(model: str) -> Answer:
 
 
 def _served(server: Server, asked: Sequence[Chat]) -> Cost:
-    steps, cpu = server.counters()["steps"], server.cpu()  # in this order: telling the counters costs CPU time too
+    steps, cpu = server.counters()["steps"], server.cpu()  # in this order: reading the counters costs CPU time too
     found = offer(HOST, server.port, server.model, asked, drain=120.0, connections=len(asked)).outcomes
     time.sleep(SETTLE)
     spent = server.cpu() - cpu

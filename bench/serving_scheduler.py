@@ -5,8 +5,8 @@ a share of what the first variant can do. Each variant has an engine in a proces
 round, with the same arrivals. There is no HTTP in it: a thread hands the prompts to the engine by the clock, and updates are
 timed where the engine makes them, so that nothing but the scheduling differs. Times count from the planned arrival.
 
-What a policy costs is told by two figures. Tokens per second from the first arrival to the last token hardly differ while there
-is time to spare. So all variants also answer a burst, all prompts at once, where every wasted step shows.
+Two figures show what a policy costs. Tokens per second from the first arrival to the last token hardly differ while there is
+spare capacity. So all variants also answer a burst, all prompts at once, where every wasted step shows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from limit import Limit
 from tables import mark, markdown, percentile, seconds, spread
 from traffic import Prompt, long_among_short
 
-BETTER, COST = 5.0, 0.10  # the aim: p99 of short chats so many times better, for no more than this share of the throughput
+BETTER, COST = 5.0, 0.10  # the aims: factor by which p99 of short chats improves; largest share of throughput it may cost
 WHOLE = 8192  # tokens, more than any prompt has: it is read in one step
 STEP_TARGET = 0.2  # seconds
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -48,7 +48,7 @@ class SchedulerPlan:
     step_target: float = STEP_TARGET
     share: float = 0.65  # of the first variant's capacity
     rate: float | None = None  # requests a second, instead of the share
-    seconds: float = 36.0  # for which prompts arrive, in each round
+    seconds: float = 36.0  # during which prompts arrive, in each round
     rounds: int = 3
     burst: int = 40
     long_tokens: int = 4096
@@ -67,7 +67,7 @@ class SchedulerPlan:
 
 @dataclass(slots=True)
 class Seen:
-    """What became of one prompt; seconds from its planned arrival."""
+    """The outcome of one prompt; seconds from its planned arrival."""
 
     long: bool
     at: float
@@ -119,7 +119,7 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
                 bursts[name].append(run(name, prompts))
                 say(f"burst {number + 1}   {name:12}   {bursts[name][-1].speed:6.1f} tokens/s")
 
-        for name in plan.variants:  # the predictor of a new engine knows nothing: let it see a long and some short ones
+        for name in plan.variants:  # a new engine's predictor is untrained: give it a long prompt and some short ones
             run(name, prompts_of("warm-up", 6, None))
         began = limit.elapsed
         run_bursts(0, plan.variants)
@@ -134,7 +134,7 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
                 say(f"no time is left for round {number + 1} of {plan.rounds}")
                 break
             began = limit.elapsed
-            turn = number % len(plan.variants)  # nobody is always the first
+            turn = number % len(plan.variants)  # rotate which goes first
             for name in (*plan.variants[turn:], *plan.variants[:turn]):
                 found = run(name, prompts)
                 rounds[name].append(found)
@@ -167,7 +167,7 @@ def measure(plan: SchedulerPlan) -> dict[str, Any]:
 
 
 def timed_engine(model: str, settings: dict[str, Any], drain: float) -> Answer:
-    """Answers a list of prompts with a Run. The main thread hands them in by the clock and sleeps in between."""
+    """Make a function that answers a list of prompts with a Run. The main thread submits them on schedule."""
     from penstock.config.engine import EngineConfig
     from penstock.domain.request import JobRequest
     from penstock.domain.sampling import SamplingParams
@@ -218,8 +218,8 @@ def timed_engine(model: str, settings: dict[str, Any], drain: float) -> Answer:
         over.wait(drain)
         unfinished = sum(not one.done for one in seen)
         for handle in handles:
-            handle.cancel()  # changes nothing where it is done
-        time.sleep(0.1)  # the last step is booked after its tokens are out
+            handle.cancel()  # no effect on a job that is done
+        time.sleep(0.1)  # the last step is counted after its tokens are out
         run = Run(
             seconds=max(one.at + (one.last or 0.0) for one in seen),
             tokens=sum(one.tokens for one in seen),
@@ -227,7 +227,7 @@ def timed_engine(model: str, settings: dict[str, Any], drain: float) -> Answer:
             steps=stats.steps - steps,
             preemptions=engine.sequences.preemptions - preemptions,
             unfinished=unfinished,
-            # who got no token at all waited as long as we did, or longer
+            # a prompt without any token waited at least this long
             short_first=[_waited(one, start, clock()) for one in seen if not one.long],
             long_first=[_waited(one, start, clock()) for one in seen if one.long],
             gaps=[gap for one in seen for gap in one.gaps],

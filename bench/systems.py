@@ -36,7 +36,7 @@ class Penstock:
         started = time.perf_counter()
         results = self._llm.generate(batch.prompts, sampling, use_tqdm=False)
         wall = time.perf_counter() - started
-        time.sleep(0.05)  # the last step is booked after its tokens are out
+        time.sleep(0.05)  # the last step is counted after its tokens are out
         more = {
             "first_token": statistics.median(result.timings.first_token for result in results),
             "busy": stats.busy - busy,
@@ -46,7 +46,7 @@ class Penstock:
         return Sample(wall, sum(len(result.outputs[0].token_ids) for result in results), more)
 
     def memory(self) -> dict[str, int]:
-        """Bytes: what the process took at its peak, and what the bound is made of."""
+        """Bytes: peak memory of the process, and the terms of its bound."""
         from penstock.model.architecture.shapes import total_params
 
         spec, config = self._llm.spec, self._llm.config
@@ -146,9 +146,9 @@ def _transformers_model(folder: Path, dtype: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """How a system is made of a model and a number of threads, and the environment that it needs; None for this one.
+    """How to make a system from a model and a number of threads, and the environment it needs; None for this one.
 
-    as_published: whether it reads the file that the model was published as, and not its weights in bf16.
+    as_published: whether it reads the model's published file rather than its weights in bf16.
     """
 
     make: Callable[[Model, int], System]
@@ -174,6 +174,6 @@ SYSTEMS = {
 
 
 def main() -> None:
-    """A worker's: NAME THREADS and the file descriptor of its pipe."""
+    """Entry point of a worker. Arguments: NAME, THREADS and the file descriptor of its pipe."""
     name, threads, descriptor = sys.argv[1:]
     serve(SYSTEMS[name].make, int(threads), Connection(int(descriptor)))

@@ -1,7 +1,7 @@
 """What arrives when: made-up requests with the lengths and the timing of real ones. The same seed makes the same traffic.
 
-Open loop: a request comes at its time whether or not those before it were answered, as people do who do not know of each
-other. Gaps between arrivals are exponential (a Poisson process). No text occurs twice, so no prefix cache can help.
+Open loop: a request arrives on schedule whether or not earlier ones were answered, like requests of people who do not know of
+each other. Gaps between arrivals are exponential (a Poisson process). No text occurs twice, so no prefix cache can help.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def words(chance: random.Random, count: int) -> str:
 
 
 def chats(seed: str, *, rate: float, seconds: float) -> list[Chat]:
-    """A mixture of chats that arrive for so many seconds, and at least one."""
+    """A mixture of chats that arrive during this many seconds; at least one."""
     lengths, arrivals = random.Random(f"{seed}/lengths"), random.Random(f"{seed}/arrivals")
     found: list[Chat] = []
     for at in poisson(arrivals, rate):
@@ -98,9 +98,9 @@ def equal_chats(seed: str, count: int, *, question_words: int, new_tokens: int) 
 def long_among_short(
     seed: str, count: int, *, vocab: int, rate: float | None, long_share: float = 0.05, long_tokens: int = 4096
 ) -> list[Prompt]:
-    """Short chats with some long prompts among them, all at once where there is no rate.
+    """Short chats with some long prompts among them; without a rate, all at once.
 
-    Exactly that share is long, at random places: were it drawn for each, chance would change the load by half.
+    Exactly that share is long, at random positions: drawn independently, the load would vary by half.
     """
     chance = random.Random(seed)
     long_ones = set(chance.sample(range(count), k=max(1, round(count * long_share))))

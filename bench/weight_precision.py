@@ -32,7 +32,7 @@ from penstock.model.decoder.attention import _WindowView
 from penstock.model.sources import DEFAULT_MODEL, resolve
 from penstock.pipes.model_manager import LoadedModel, ModelManager
 
-WINDOW = 256  # tokens that are read at once
+WINDOW = 256  # tokens read at once
 FP8_MAX = 448.0
 
 
@@ -64,7 +64,7 @@ FORMATS: dict[str, tuple[Rounding | None, Rounding | None]] = {  # of layers and
 
 
 class Fp8KeysAndValues(_WindowView):
-    """Attention that reads keys and values as if they had been kept in e4m3."""
+    """Attention that reads keys and values as if they had been stored in e4m3."""
 
     def _gather(self, kv: Tensor, blocks: Tensor, batch: int) -> tuple[Tensor, Tensor]:
         keys, values = super()._gather(kv, blocks, batch)

@@ -1,4 +1,4 @@
-"""The process that a compared system lives in, and what is said between it and the bench.
+"""The process that a compared system runs in, and its protocol with the bench.
 
 Each system loads its own libraries, so what one sets (Penstock tunes the allocator) cannot help or hurt another. It may run in
 another Python environment, so this file, `systems.py` and `rivals.py` import nothing but the standard library at first.
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
-LIMIT = 1200.0  # seconds for one answer of a worker, then it counts as hanging
+LIMIT = 1200.0  # seconds for one answer; then a worker counts as hung
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Sample:
 
     wall: float
     generated: int
-    more: dict[str, float] = field(default_factory=dict)  # first_token, busy and compute, where a system tells
+    more: dict[str, float] = field(default_factory=dict)  # first_token, busy and compute, if a system reports them
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +85,14 @@ class Worker:
             env=os.environ | {"PYTHONPATH": _path_of(python), "OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the bench alone, which decides what it means
+            start_new_session=True,  # Ctrl-C reaches only the bench, which handles it
         )
-        theirs.close()  # so that the death of the worker is seen as the end of the pipe
+        theirs.close()  # so that the worker's death closes the pipe
         self._gone: Failure | None = None
         self._pipe.send(model)
 
     def answer(self, asked: Batch | str | None = None) -> Any:
-        """Ask, and wait for the answer; without a question wait for what it says by itself. Errors come as a Failure."""
+        """Ask, and wait for the answer; without a question, wait for the next message. Errors come as a Failure."""
         if self._gone is None:
             try:
                 if asked is not None:
@@ -118,9 +118,9 @@ class Worker:
 
 
 def serve(make: Callable[[Model, int], System], threads: int, pipe: Connection) -> None:
-    """A worker's life: load, say so with Ready, then answer each Batch with a Sample and "memory" with bytes.
+    """Run a worker: load, send Ready, then answer each Batch with a Sample, and "memory" with bytes.
 
-    Whatever goes wrong is answered with a Failure. It ends when the other side of the pipe closes.
+    Any error is answered with a Failure. Ends when the other side of the pipe closes.
     """
     model = pipe.recv()
     started = time.perf_counter()
@@ -141,7 +141,7 @@ def serve(make: Callable[[Model, int], System], threads: int, pipe: Connection) 
 
 
 def peak_memory() -> dict[str, int]:
-    """Two sources, because each has a flaw: `ru_maxrss` starts from the parent's size, VmHWM exists on Linux only."""
+    """Peak memory, from two sources, because each has a flaw: `ru_maxrss` starts at the parent's size, VmHWM is Linux only."""
     unit = 1 if sys.platform == "darwin" else 1024
     found = {"ru_maxrss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     status = Path("/proc/self/status")
@@ -152,7 +152,7 @@ def peak_memory() -> dict[str, int]:
 
 
 def _path_of(python: Path) -> str:
-    """Where a worker finds this file; one in this environment finds what this process does, too."""
+    """The PYTHONPATH with which a worker finds this file; in this environment, also all that this process finds."""
     here = str(Path(__file__).resolve().parent)
     known = os.environ.get("PYTHONPATH")
     return os.pathsep.join([here, known]) if known and python == Path(sys.executable) else here
@@ -168,5 +168,5 @@ def _checked(sample: Sample, batch: Batch) -> Sample:
 def _attempt(action: Callable[[], Any]) -> Any:
     try:
         return action()
-    except Exception as error:  # a rival may fail in any way; its reason belongs in the table
+    except Exception as error:  # a rival can fail in any way; the table shows the reason
         return Failure(f"{type(error).__name__}: {error}")

@@ -49,7 +49,7 @@ AIMS = {"pickup": 0.05, "batch": 8.0, "scan": 2.0}  # seconds at the median; tim
 
 
 class CountingDisk(Disk):
-    """Counts its calls; with `synced` False it leaves the syncs out, which shows what they cost."""
+    """Counts its calls; with `synced` False it skips the syncs, which shows what they cost."""
 
     def __init__(self, *, synced: bool = True) -> None:
         self.calls: Counter[str] = Counter()
@@ -310,7 +310,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [*PARTS, "all", "show"]
     parser.add_argument("part", nargs="?", default="all", choices=known, metavar="PART", help=f"{', '.join(known)}; default all")
-    parser.add_argument("--quick", action="store_true", help="seconds each: does everything work? The figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="seconds each: a smoke test; the figures mean nothing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results of this run to this file too")
     parser.add_argument("--model", default=DEFAULT_MODEL, help=f"default {DEFAULT_MODEL}")
     parser.add_argument("--folder", type=Path, help="where the workspaces are made; default: where temporary files go")

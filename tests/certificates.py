@@ -1,4 +1,4 @@
-"""Certificates for servers of tests."""
+"""Certificates for test servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What typer makes of the command line, made once for all commands that a process runs."""
+"""typer's command tree, built once for all commands that a process runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.cli.app import app
 
 
 def build_commands_once() -> None:
-    """It takes a tenth of a second, and is the same each time."""
+    """Cache the command tree: building it takes a tenth of a second."""
     if not hasattr(typer.main.get_command, "cache_info"):
         typer.main.get_command = functools.cache(typer.main.get_command)  # type: ignore[assignment]
     typer.main.get_command(app)

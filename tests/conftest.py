@@ -1,4 +1,4 @@
-"""What all tests share: the default model, and manners towards the machine's few cores."""
+"""Shared by all tests: the default model, and settings that spare the machine's few cores."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ from tests.server import small_model_folder as small_model_folder
 
 pytest_plugins = ["tests.forks"]
 
-os.environ["PENSTOCK_HOME"] = os.devnull  # in no network, whatever whoever runs the tests has joined; nothing can be made there
+os.environ["PENSTOCK_HOME"] = os.devnull  # no network, whatever this user has joined; nothing can be created there
 
 _state = tempfile.TemporaryDirectory(prefix="penstock-tests-")
-os.environ["XDG_STATE_HOME"] = _state.name  # where servers keep their jobs by default, away from those of whoever runs the tests
+os.environ["XDG_STATE_HOME"] = _state.name  # where servers keep their jobs by default; not in the user's own folder
 
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or every process that a test starts would compile the source again,
-sys.dont_write_bytecode = False  # and every run the tests
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process that a test starts would recompile the source,
+sys.dont_write_bytecode = False  # and every run would recompile the tests
 
-# How long an example takes says more about the machine than about the code.
+# No deadline: how long an example takes depends more on the machine than on the code.
 settings.register_profile("penstock", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("long", settings.get_profile("penstock"), max_examples=1000)  # for `make soak`
 settings.load_profile("penstock")
-# By default it searches for a simpler example for as long as a test may take, which then ends without a word about the failure.
+# By default, shrinking can use up a test's whole time limit, and the test then ends without reporting the failure.
 hypothesis.internal.conjecture.engine.MAX_SHRINKING_SECONDS = 60
 
 build_commands_once()
 read_certificates_once()
 
 for ignored in (signal.SIGINT, signal.SIGHUP):
-    # A shell lets what it starts with `&` ignore Ctrl-C, as nohup does with SIGHUP; every process of a test would inherit that.
+    # Processes that a shell starts with `&` ignore Ctrl-C (with nohup, SIGHUP); every process of a test would inherit that.
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def default_model_folder() -> Path:
-    """The real default model, fetched once per machine; workers that start together wait for the one that fetches."""
+    """The real default model, downloaded once per machine; concurrent workers wait for the one that downloads it."""
     from penstock.model.sources import DEFAULT_MODEL, resolve
 
     return resolve(DEFAULT_MODEL)
@@ -64,7 +64,7 @@ def default_model_folder() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_chat_model(tmp_path_factory: pytest.TempPathFactory, default_model_folder: Path) -> Path:
-    """A folder with a model that loads at once and talks nonsense, for tests in which the words do not matter."""
+    """A folder with a model that loads at once and generates nonsense, for tests in which the text does not matter."""
     from tests.small_model import write_small_model
 
     return write_small_model(tmp_path_factory.mktemp("models") / "tiny", default_model_folder, layers=6, width=64)
@@ -79,17 +79,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 SLOW = re.compile(r"mark\.slow|@examples\(")  # in every file with slow tests
-UNREAD = pytest.StashKey[list[str]]()  # files with slow tests in which it is not
+UNREAD = pytest.StashKey[list[str]]()  # files with slow tests that lack this pattern
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make test-slow` reads a third of the files: its workers would spend most of their start on the others."""
+    """With `make test-slow`, skip the two thirds of the files that have no slow tests: reading them would dominate the start."""
     return True if config.option.markexpr == "slow" and _has_no_slow_tests(collection_path) else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Before the slow tests are taken out. `tests/test_slow_tests.py` looks at it in every run."""
+    """Record slow tests that `make test-slow` would miss, before they are deselected; `tests/test_slow_tests.py` checks them."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     config.stash[UNREAD] = sorted(path.name for path in slow if _has_no_slow_tests(path))
 
@@ -99,20 +99,20 @@ def _has_no_slow_tests(path: Path) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported stays, so no collection of garbage needs to look at it again: it would take half a second each time."""
+    """Exclude all imported objects from garbage collection: each pass over them would take half a second."""
     if session.config.option.forks:
         from tests.tokenizer_files import read_default_tokenizer
 
         import_shared_modules()
         read_default_tokenizer()
-        strategies.text().validate()  # makes Hypothesis' table of all characters, in two seconds of CPU
+        strategies.text().validate()  # builds Hypothesis' table of all characters, which takes two seconds of CPU
     gc.collect()
     gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """A test with a client that passes may keep that for docs/clients.md."""
+    """Record a passed test of a client for docs/clients.md."""
     report = yield
     if report.when == "call" and report.passed:
         keep_run(item)
@@ -121,9 +121,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """A worker keeps no more than what its session needs: what a file of tests has used goes back to the system.
+    """Release memory to the system after each file of tests.
 
-    Not in a fixture: while the last one of a file is torn down, its test still holds what it was given.
+    Not in a fixture: while a file's last fixture is torn down, its test still holds references.
     """
     found = yield
     if nextitem is None or nextitem.path != item.path:
@@ -139,7 +139,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 @pytest.fixture
 def own_logging() -> Iterator[None]:
-    """For tests that set up the logging of a process: this one keeps its own."""
+    """Restore the logging set-up after a test that changes it."""
     loggers = logging.getLogger(), logging.getLogger("penstock")
     before = [(one.handlers[:], one.level) for one in loggers]
     yield

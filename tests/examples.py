@@ -1,4 +1,4 @@
-"""Properties that cost much to check: with few examples in every run, and with many among the slow tests."""
+"""Properties that are expensive to check: with few examples in every run, and with many in the slow tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tests in several processes, forked from one that has read them all: `pytest --forks 5`.
+"""Runs tests in several processes, forked from one that has collected them all: `pytest --forks 5`.
 
-To read the tests, and to import what they test, takes ten seconds of CPU, and twice that in a new clone. A process that is forked
-has it behind it. The tests of a file stay together, so that they share servers and models; files with many tests come first.
+Collecting the tests, and importing what they test, takes ten seconds of CPU, and twice that in a new clone. Forked processes skip
+that. The tests of a file stay together, so that they share servers and models; files with many tests come first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Ask(NamedTuple):
-    """A worker is about to run the last test that it was given."""
+    """A worker is about to run its last test, and asks for more."""
 
 
 class Report(NamedTuple):
@@ -50,11 +50,11 @@ class Warned(NamedTuple):
 class Worker(NamedTuple):
     process: BaseProcess
     connection: Connection
-    tests: deque[int]  # those that it was given and has not ended, by their place in the session
+    tests: deque[int]  # indices in the session of its unfinished tests
 
 
 class Forks:
-    """In the process that has read the tests: hands out files, and reports what workers say of their tests."""
+    """In the process that has collected the tests: hands out files, and reports the workers' results."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -66,7 +66,7 @@ class Forks:
         if session.testsfailed and not self._config.option.continue_on_collection_errors:
             return None  # pytest says so
         if terminal := self._config.pluginmanager.getplugin("terminalreporter"):
-            terminal.showfspath = False  # tests of several files end in turn
+            terminal.showfspath = False  # results of several files are interleaved
         left = deque(sorted(by_file(session.items), key=len, reverse=True))
         try:
             for _ in range(min(self._config.option.forks, len(left))):
@@ -89,7 +89,7 @@ class Forks:
 
         def live() -> None:
             for one in (ours, *self._workers):
-                one.close()  # or the end of this process would not be heard
+                one.close()  # or workers would not notice the end of the main process
             with contextlib.suppress(KeyboardInterrupt, EOFError):
                 work(session, theirs, f"worker{number}")
 
@@ -120,7 +120,7 @@ class Forks:
                     hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
 
     def _bury(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
-        """A worker that dies in a test has failed that one; another worker runs what else it was given."""
+        """Report the test in which a worker died as failed; another worker runs the rest of its tests."""
         del self._workers[worker.connection]
         worker.process.join()
         if not worker.tests:
@@ -136,7 +136,7 @@ class Forks:
 
 
 def by_file(items: Iterable[pytest.Item]) -> Iterator[list[int]]:
-    """The places of the tests of each file."""
+    """The indices of each file's tests."""
     for _, group in itertools.groupby(enumerate(items), key=lambda pair: pair[1].path):
         yield [place for place, _ in group]
 
@@ -152,12 +152,12 @@ class Sender:
         self._connection.send(Report(self._config.hook.pytest_report_to_serializable(config=self._config, report=report)))
 
     def pytest_warning_recorded(self, warning_message: Any, when: str, nodeid: str, location: Any) -> None:
-        warning_message.source = None  # the object that it is about, which may be anything
+        warning_message.source = None  # the object it refers to, which may not be picklable
         self._connection.send(Warned({"warning_message": warning_message, "when": when, "nodeid": nodeid, "location": location}))
 
 
 def work(session: pytest.Session, connection: Connection, name: str) -> None:
-    """A worker's life: what it was forked with serves one process, so it gets its own, and then test after test."""
+    """Run a worker: replace the inherited resources that serve one process only, then run test after test."""
     config = session.config
     plugins = config.pluginmanager
     capture = plugins.getplugin("capturemanager")

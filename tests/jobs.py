@@ -24,12 +24,12 @@ command = warm.penstock
 
 
 def cold_command(*args: str | Path) -> list[str]:
-    """With all that a start takes: for tests of what a process inherits."""
+    """A command with a full Python start, for tests of what a process inherits."""
     return [sys.executable, "-m", "penstock.cli", *map(str, args)]
 
 
 def cli(*args: str | Path, stdin: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
-    """With pipes all around, so nobody is thought to sit there."""
+    """Run the command with pipes for stdin, stdout and stderr, so it does not assume a person at a terminal."""
     return subprocess.run(command(*args), input=stdin, capture_output=True, env=clean_environment(**env), timeout=60, check=False)
 
 
@@ -37,7 +37,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def in_this_process(monkeypatch: Any, capsys: Any, *args: str | Path, stdin: Any = b"") -> tuple[int, str, str]:
-    """Quicker than a process, for mistakes that are found before anything is done."""
+    """Run the command in this process: faster, for errors that are found before anything is done."""
     from penstock.cli import main
 
     monkeypatch.setattr(sys, "argv", ["penstock", *map(str, args)])
@@ -87,7 +87,7 @@ def with_terminal_errors(*args: str | Path) -> tuple[int, str, str]:
     try:
         while chunk := os.read(ours, 65536):
             seen += chunk
-    except OSError:  # Linux's way to say that the other side has closed
+    except OSError:  # on Linux: the other side has closed
         pass
     os.close(ours)
     return process.returncode, out.decode(), seen.decode()

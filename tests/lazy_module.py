@@ -1,4 +1,4 @@
-"""Packages that few tests need, imported when one of those runs."""
+"""Packages that few tests need, imported only when such a test runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 
 class LazyModule:
-    """Stands for a module, which is imported when something in it is first asked for.
+    """A placeholder for a module, which is imported on the first access to an attribute.
 
-    The clients' packages take seconds of CPU each, for which runs of other tests need not wait.
+    The clients' packages take seconds of CPU each, which runs of other tests need not spend.
 
-    names: what its users ask for, if that is imported only then.
+    names: the attributes that tests use, if the module itself imports them lazily.
     """
 
     made: ClassVar[Counter[tuple[str, ...]]] = Counter()
@@ -28,7 +28,7 @@ class LazyModule:
 
 
 def import_shared_modules() -> None:
-    """Before workers are forked: what several files have asked for is imported once instead of by each worker."""
+    """Import modules that several files use once, before workers are forked, instead of in each worker."""
     for (name, *names), files in LazyModule.made.items():
         if files > 2:
             module = importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Memory that tests do not need any more goes back to the system."""
+"""Releases memory that tests no longer need to the system."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _kept = 0  # bytes of this process after it last released memory
 
 
 def release_memory() -> None:
-    """Return freed memory to the system, where the C library would keep it, if this process has grown since the last time.
+    """Return freed memory that the C library holds to the system, if this process has grown since the last call.
 
-    glibc keeps the room of a freed model for later, but the next one seldom fits into the holes: a process that loads one
-    model after the other would grow by half a gigabyte each time. To look for garbage takes a tenth of a second.
+    glibc retains the memory of a freed model, but the next one seldom fits into the holes: a process that loads one model after
+    the other would grow by half a gigabyte each time. Garbage collection takes a tenth of a second.
     """
     global _kept
     if _resident() < _kept + GROWTH:
@@ -31,7 +31,7 @@ def release_memory() -> None:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process holds; many where that is not known."""
+    """Resident bytes of this process; a large number if unknown."""
     if sys.platform != "linux":
         return sys.maxsize
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""What a terminal shows of the bytes that a command writes to it: as much of a terminal as progress bars use."""
+"""A minimal terminal emulator: it interprets as much of a command's output as progress bars use."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PIECE = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\r|\n|[^\x1b\r\n]+")
 class Shown:
     """What a terminal has shown.
 
-    rows: all texts that a row had when the cursor left it or it was erased, once each and in this order.
-    at_end: the rows that were left in the end.
+    rows: the text of each row when the cursor left it or it was erased, without repeats, in order.
+    at_end: the rows that remained at the end.
     """
 
     rows: list[str]
@@ -48,7 +48,7 @@ def watched(command: Sequence[str | Path], *, stdout: int | None = None, **env: 
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # Linux's way to say that the other side has closed
+    except OSError:  # on Linux: the other side has closed
         return b""
 
 
@@ -59,7 +59,7 @@ def show(written: str) -> Shown:
         assert found.start() == end, f"{written[end : end + 20]!r} is not known here"
         end = found.end()
         piece, count, command = found[0], found[1], found[2]
-        if command in ("m", "h", "l"):  # colours, and whether the cursor is seen
+        if command in ("m", "h", "l"):  # colours, and cursor visibility
             continue
         if command is None and piece not in ("\r", "\n"):
             rows[row] = rows[row][:column].ljust(column) + piece + rows[row][column + len(piece) :]

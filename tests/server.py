@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from penstock.engine.hosted_model import HostedModel
     from penstock.pipes.model_manager import LoadedModel
 
-KV_MEMORY = 400_000_000  # bytes; enough for the whole context of the default model. Memory is taken when it is written to.
+KV_MEMORY = 400_000_000  # bytes; enough for the default model's whole context. Pages are allocated only when written.
 SMALL_KV_MEMORY = 5_000_000  # the same for the small model
 _in_use: set[int] = set()  # loaded models on which a server runs
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This process's environment without the settings that whoever runs the tests may have."""
+    """This process's environment without the user's own Penstock settings."""
     places = ("PENSTOCK_CACHE", "PENSTOCK_HOME")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name in places}
     return kept | more
@@ -47,7 +47,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 @dataclass
 class Api:
-    """A server as its clients see it. `url` is without `/v1`."""
+    """A server from its clients' point of view. `url` is without `/v1`."""
 
     url: str
     key: str = field(default="", kw_only=True)
@@ -66,17 +66,17 @@ class Api:
         return [job for model in self.get("/status")["models"] for job in model["jobs"]]
 
     def log(self) -> str:
-        """All lines about requests that were answered before this call."""
+        """The log, with all lines about requests answered before this call."""
         raise NotImplementedError
 
     def logged(self, field: str) -> list[int]:
-        """That number of every chat so far, in the order in which they ended."""
+        """This logged number of every chat so far, in the order in which they ended."""
         return [int(found) for found in re.findall(rf"path=/v1/chat/completions .*\b{field}=(\d+)", self.log())]
 
 
 @dataclass
 class Server(Api):
-    """A process."""
+    """A server in its own process."""
 
     process: subprocess.Popen[bytes]
     stdout: Path
@@ -84,16 +84,16 @@ class Server(Api):
 
     def log(self) -> str:
         if self.process.poll() is None:
-            self.get("/health")  # a line is written just after its answer; this one is taken up when that is done
+            self.get("/health")  # a line is logged just after its answer; this request is handled after that
         return self.stderr.read_text(encoding="utf-8")
 
     def leave(self, sig: int = signal.SIGTERM) -> int:
-        """Ask it to go, and say how it went."""
+        """Ask the server to stop; return its exit code."""
         self.process.send_signal(sig)
         return self.process.wait(timeout=60)
 
     def kill(self) -> None:
-        """As the kernel does it when memory runs out: no goodbye."""
+        """Kill the server without notice, as the kernel does when memory runs out."""
         self.process.kill()
         self.process.wait()
         with contextlib.suppress(ConnectionError):  # what a warm start has forked dies a moment later
@@ -104,7 +104,7 @@ class Server(Api):
 
 @dataclass
 class ServerThread(Api):
-    """A thread of this process; `hosted` is the model that it serves."""
+    """A server in a thread of this process; `hosted` is the model that it serves."""
 
     hosted: HostedModel
     lines: io.StringIO
@@ -116,8 +116,8 @@ class ServerThread(Api):
 
 @contextmanager
 def running_server(*args: str, config: str = "", ready: bool = True, **env: str) -> Iterator[Server]:
-    """A server with further flags, a node file or variables; it must leave in good order unless the test killed it. With
-    `ready` False it need not be able to answer yet."""
+    """Run a server with further flags, a node file or variables; it must stop cleanly unless the test killed it. With `ready`
+    False, do not wait until it can answer."""
     with TemporaryDirectory() as folder:
         out, err = Path(folder, "stdout"), Path(folder, "stderr")
         if config:
@@ -147,8 +147,8 @@ def running_server(*args: str, config: str = "", ready: bool = True, **env: str)
 def server_thread(
     loaded: LoadedModel, *args: str, config: str = "", keys: Keys | None = None, key: str = ""
 ) -> Iterator[ServerThread]:
-    """The API over a model that this process has loaded, with flags and a node file as `penstock serve` takes them, and a log as
-    it writes one. It starts in a moment. Two at the same time would write into the same KV memory, so that is refused."""
+    """Serve the API over a model that this process has loaded, with the flags, node file and log of `penstock serve`. It starts
+    quickly. Two servers on one model would write into the same KV memory, so that is refused."""
     from penstock.cli.node.logs import KeyValue
     from penstock.doors.access.keys import Keys
     from penstock.doors.access.usage import UsageLog
@@ -213,7 +213,7 @@ def server_thread(
 
 
 def _node_config(args: tuple[str, ...], config: str) -> Any:
-    """No workspace where none is given: the default one would be shared with other servers."""
+    """Load the node's settings, by default without a workspace: the default one would be shared with other servers."""
     from penstock.config.settings import load_settings
     from penstock.config.table import SETTINGS
 
@@ -228,7 +228,7 @@ def _node_config(args: tuple[str, ...], config: str) -> Any:
 
 
 def _with_kv(loaded: LoadedModel, kv_memory: int | None) -> LoadedModel:
-    """The same weights with no more KV memory than that."""
+    """The same weights with KV memory limited to this."""
     if kv_memory is None:
         return loaded
     (segment,) = loaded.segments
@@ -255,7 +255,7 @@ def _log(level: str, formatter: logging.Formatter) -> Iterator[io.StringIO]:
 
 
 def load_small_model(folder: Path) -> LoadedModel:
-    """Once more, for a server beside another one."""
+    """Load the small model again, for a second server."""
     from penstock.config.engine import EngineConfig
     from penstock.config.node import DEFAULT_MODEL
     from penstock.pipes.model_manager import ModelManager
@@ -271,7 +271,7 @@ def free_port() -> int:
 
 
 def until_ready(server: Server, patience: float = 60.0) -> None:
-    """Until a token comes out of every model that it offers."""
+    """Wait until every model that the server offers generates a token."""
     until = time.monotonic() + patience
     while True:
         try:
@@ -312,8 +312,7 @@ def small_model_folder(default_model_folder: Path, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def small_model(small_model_folder: Path) -> LoadedModel:
-    """A small random model that goes by the name of the default one and has its tokenizer, for servers whose words do not
-    matter."""
+    """A small random model with the name and tokenizer of the default one, for servers whose text does not matter."""
     return load_small_model(small_model_folder)
 
 

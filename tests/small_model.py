@@ -1,6 +1,6 @@
 """A small random model with the tokenizer, the chat template and the context of the default one.
 
-It serves where the words do not matter: it loads at once, and a token takes a millisecond instead of a tenth of a second.
+For tests in which the text does not matter: it loads at once, and a token takes a millisecond instead of a tenth of a second.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_small_model(
     shapes = {name: shape for index in range(layers) for name, shape in layer_shapes(spec, index).items()} | end_shapes(spec)
     tensors = {name: _weights(shape, random) for name, shape in shapes.items()}
     if not tied:
-        tensors["lm_head.weight"][config["eos_token_id"]] = 0  # it would end one answer in five thousand before its first word
+        tensors["lm_head.weight"][config["eos_token_id"]] = 0  # else one answer in five thousand would end before its first word
     save_file(tensors, folder / "model.safetensors")
     return folder
 

@@ -82,7 +82,7 @@ class Node:
                 print("it runs", file=sys.stderr, flush=True)
                 until = time.monotonic() + 60
                 while time.monotonic() < until:
-                    time.sleep(0.02)  # one long sleep would not notice a signal that comes just before it
+                    time.sleep(0.02)  # one long sleep would miss a signal that arrives just before it
             except KeyboardInterrupt:
                 self._workspace.give_back(held)
                 raise

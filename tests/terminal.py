@@ -1,4 +1,4 @@
-"""A person at a terminal: types, presses keys, and waits for what the screen shows."""
+"""Simulates a person at a terminal: types, presses keys, and waits for output."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Person:
         os.write(self._terminal, keys.encode())
 
     def _pauses(self) -> None:
-        """Nobody presses Ctrl-C within a microsecond of another key, and Python's readline loses it then: it looks for signals,
-        and only afterwards begins to wait for keys. So the command must be seen to sleep."""
+        """Wait until the command sleeps. A person never presses Ctrl-C within a microsecond of another key, and Python's readline
+        would lose it: it checks for signals, and only then begins to wait for keys."""
         looks = 0
         until = time.monotonic() + 10
         while looks < 3 and time.monotonic() < until:
@@ -50,7 +50,7 @@ class Person:
             time.sleep(0.01)
 
     def waits_for(self, pattern: str, within: float = 30.0) -> str:
-        """Until what is new matches; returns the new part up to the end of the match, and what follows is new from then on."""
+        """Wait until new output matches; return it up to the end of the match. What follows counts as new from then on."""
         until = time.monotonic() + within
         while not (found := re.search(pattern, self.new, flags=re.DOTALL)):
             assert time.monotonic() < until, f"{pattern!r} did not come; the screen has:\n{self.screen}"
@@ -60,7 +60,7 @@ class Person:
         return seen
 
     def leaves(self) -> int:
-        """Until the command ends; returns its exit code."""
+        """Wait until the command ends; return its exit code."""
         until = time.monotonic() + 30
         while self._more(0.1):
             assert time.monotonic() < until, f"it does not end; the screen has:\n{self.screen}"
@@ -70,7 +70,7 @@ class Person:
         return code
 
     def vanishes(self) -> None:
-        """End the command as a lost connection or an impatient person would."""
+        """Kill the command."""
         os.kill(self._pid, signal.SIGKILL)
         self.leaves()
 
@@ -80,8 +80,8 @@ class Person:
             return True
         try:
             chunk = os.read(self._terminal, 65536)
-        except OSError:  # Linux's way to say that the other side has closed
+        except OSError:  # on Linux: the other side has closed
             return False
-        # which modes the terminal is asked for is not on the screen
+        # escape codes that set terminal modes are not visible
         self.screen += re.sub(r"\x1b\[\?2004[hl]\r?", "", chunk.decode("utf-8", "replace")).replace("\r\n", "\n")
         return bool(chunk)

@@ -97,7 +97,7 @@ INNER_FLOORS = {
 FACE_NAMES = {"LLM": "llm", "AsyncLLM": "async_llm", "Work": "workspace", "Flow": "workspace"} | dict.fromkeys(
     ("SamplingParams", "JobRequest", "TokensOut", "OutputFinished", "JobDone", "JobFailed"), "domain"
 )
-FACE = ""  # penstock/__init__.py: its public names are imported on first use, so at the top it imports nothing of ours
+FACE = ""  # penstock/__init__.py: its public names are imported on first use, so its top level imports no Penstock module
 NEIGHBOURS = {
     "errors",
     "stats",
@@ -108,7 +108,7 @@ NEIGHBOURS = {
     "llm",
     "async_llm",
     "node",
-}  # same floor, and may know each other
+}  # same floor, and may import each other
 
 COMPUTE = {"torch", "numpy", "safetensors", "tokenizers", "jinja2"}
 THIRD_PARTY = {
@@ -120,7 +120,7 @@ THIRD_PARTY = {
     "domain": set(),
     "config": set(),
 } | dict.fromkeys(("model", "pipes", "weights", "engine", "audit"), COMPUTE)
-THIRD_PARTY["kernels"] = {"numpy"} | {"torch", "triton"}  # these two in kernels/triton alone
+THIRD_PARTY["kernels"] = {"numpy"} | {"torch", "triton"}  # these two only in kernels/triton
 THIRD_PARTY["network"] = {"zenoh", "msgspec", "cryptography"}
 THIRD_PARTY["workspace"] = {"watchfiles"}
 IMPORTERS = {"gguf", "huggingface_hub"}  # only in model/sources, and only inside functions
@@ -208,7 +208,7 @@ def room_imported(found: Import) -> str:
     return room if room in FLOORS else FACE
 
 
-# ---- the rules; each returns what breaks it ----
+# ---- the rules; each returns its violations ----
 
 
 def rooms_without_a_floor(source: Path) -> list[str]:
@@ -217,7 +217,7 @@ def rooms_without_a_floor(source: Path) -> list[str]:
 
 
 def wrong_floors(source: Path) -> list[str]:
-    """An import for type checkers counts as well: whoever needs a type of a higher floor lives too low."""
+    """Imports of higher floors. Typing-only imports count too: a module that needs a type of a higher floor lives too low."""
     broken = []
     for found in all_imports(source):
         room, other = room_of(found.module), room_imported(found)
@@ -256,7 +256,7 @@ def wrong_inner_floors(source: Path) -> list[str]:
 
 
 def heavy_face(source: Path) -> list[str]:
-    """`import penstock` must stay free: its face imports nothing of ours but for type checkers."""
+    """`import penstock` must stay cheap: `__init__.py` imports no Penstock module except for type checkers."""
     return [
         f"{found}: penstock/__init__.py must import it on first use"
         for found in all_imports(source)
@@ -285,7 +285,7 @@ def wrong_third_parties(source: Path) -> list[str]:
 
 
 def circles(source: Path) -> list[str]:
-    """Modules that need each other to be imported; a lazy or typing-only import needs nothing."""
+    """Import cycles; lazy and typing-only imports do not count."""
     modules = {module_name(file, source) for file in source.rglob("*.py")}
     needs: dict[str, set[str]] = {module: set() for module in modules}
     for found in all_imports(source):
@@ -336,7 +336,7 @@ CORE = ["domain", "config", "workspace", "model", "pipes", "weights", "engine", 
 
 @pytest.fixture(scope="module")
 def imported_apart() -> dict[str, str]:
-    """What came of importing each room of the core in a process of its own: a copy of one that has only loaded torch."""
+    """Import each room of the core in its own process, forked from one that has only loaded torch; return the outcomes."""
     program = f"""
 import importlib, json, os, sys, traceback
 for name in {BLOCKED!r}:
@@ -374,7 +374,7 @@ def test_importing_penstock_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", program], env=env, timeout=60, check=False).returncode == 0
 
 
-# ---- the checker sees what it should ----
+# ---- the checker detects what it should ----
 
 
 @pytest.fixture

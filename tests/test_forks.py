@@ -37,7 +37,7 @@ def test_follows(owner, tmp_path): assert owner == os.getpid() and "worker" in s
 
 
 def run(folder: Path, *args: str) -> tuple[int, str]:
-    """pytest over these files, alone in a folder."""
+    """Run pytest over these files, alone in a folder."""
     for name, text in {"conftest.py": STATE, "test_one.py": ONE, "test_two.py": TWO}.items():
         (folder / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "tests.forks", f"--rootdir={folder}", "-c", "/dev/null", *args, str(folder)]

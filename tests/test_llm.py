@@ -1,4 +1,4 @@
-"""penstock.LLM: what a person would do with it from Python, on the real default model where its words matter."""
+"""penstock.LLM: typical use from Python, on the real default model where its text matters."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_embeddings_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert len(sea) == len(sky) == llm.spec.hidden
     assert isinstance(sea, np.ndarray)
     assert sea.dtype == np.float32
-    assert np.allclose(sea, again, atol=0.05)  # in bf16 it matters a little who else is in the batch
+    assert np.allclose(sea, again, atol=0.05)  # in bf16 the rest of the batch has a small effect
     assert not np.allclose(sea, sky, atol=0.5)
     (of_ids,) = llm.embed(llm.tokenizer.encode(texts[0]))
     assert np.allclose(of_ids, sea, atol=0.05)
@@ -178,7 +178,7 @@ def test_a_cancelled_job_ends_and_gives_its_memory_back(tiny: LLM) -> None:
         if said == 3:
             handle.cancel()
     assert 3 <= said < 200
-    tiny.generate("x", GREEDY)  # the notices have reached the stages when a later job is done
+    tiny.generate("x", GREEDY)  # once a later job is done, the notices have reached the stages
     assert tiny.engine.sequences.pool.held == 0
 
 

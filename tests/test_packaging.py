@@ -30,7 +30,7 @@ UNSUPPORTED = "nvidia-cusparselt-cu13 0.8.1 is not supported on this platform"
 
 @pytest.fixture
 def house(tmp_path: Path) -> Path:
-    """A copy of the Makefile with an environment that counts as installed; its `penstock` writes down its arguments."""
+    """A copy of the Makefile with an environment that counts as installed; its `penstock` records its arguments."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     for name in ("Makefile", "pyproject.toml"):
@@ -215,7 +215,7 @@ def test_setup_goes_on_where_pip_only_doubts_the_platform(house: Path) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_has_all_that_penstock_needs_in_a_clean_environment(tmp_path: Path, tiny_chat_model: Path) -> None:
-    """As `pipx install .` does it. The dependencies are lent from this environment: they would be a gigabyte to fetch."""
+    """As `pipx install .` does it. The dependencies come from this environment: downloading them would take a gigabyte."""
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("penstock-*.whl")

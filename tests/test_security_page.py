@@ -1,4 +1,4 @@
-"""SECURITY.md: each promise names tests that exist, each attacker has promises, and what is not promised is said for each."""
+"""SECURITY.md: each promise names tests that exist, and for each attacker it lists what is promised and what is not."""
 
 from __future__ import annotations
 

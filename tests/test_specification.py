@@ -107,7 +107,7 @@ def test_a_statement_has_a_test_or_a_reason_and_its_tests_exist(row: Row) -> Non
     if row.mark != "differs":
         assert row.tests, "a test shows what is true"
     if row.mark != "true":
-        assert len(row.reason) > MIN_REASON, "the words say why it is not so"
+        assert len(row.reason) > MIN_REASON, "the text says why it is not so"
 
 
 def test_no_cell_waits_for_its_test() -> None:

@@ -1,4 +1,4 @@
-"""What is installed is what was looked at: pins, hashes, the SBOM, and an audit that never takes silence for an answer."""
+"""What is installed is what was reviewed: pins, hashes, the SBOM, and an audit that never mistakes silence for an answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUPPLY, PIP, DOCS, TRITON = (
 )
 BUILD = [Requirement(text) for text in PYPROJECT["build-system"]["requires"] + PYPROJECT["dependency-groups"]["build"]]
 HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
-# The first versions without the holes that were known when a floor was set. A floor may rise above, never fall below.
+# The first versions without the vulnerabilities known when a floor was set. A floor may rise above these, never fall below.
 MENDED = {
     "aiohttp": "3.14.3",
     "cryptography": "50",
@@ -83,7 +83,7 @@ def test_every_pin_has_the_hashes_of_its_files(name: str) -> None:
 
 
 def test_hashes_are_those_of_all_systems_and_not_only_of_this_one() -> None:
-    """Built packages have a file for each Python and system; a few would be those of one machine."""
+    """Binary packages have a file for each Python and system; only a few hashes would be those of one machine."""
     found = hashes("runtime.txt")
     assert all(len(found[package]) >= 10 for package in ("httptools", "msgspec", "numpy", "uvloop"))
 

@@ -1,4 +1,4 @@
-"""Vocabularies, read once for all models of a process that have the same one."""
+"""Caches vocabularies, so that a process reads each of them only once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _fork_servers: dict[Any, ForkServerProcess] = {}
 
 
 def once(read: Callable[[Path], Found]) -> Callable[[Path], Found]:
-    """What is read of a file, kept by the bytes of the file. An error is not kept."""
+    """Cache a reader's results by the bytes of the file. Errors are not cached."""
     kept: dict[bytes, Found] = {}
 
     def look(path: Path) -> Found:
@@ -45,7 +45,7 @@ def content(path: Path) -> bytes | None:
 
 @cache
 def read_tokenizers_once() -> None:
-    """To read that of the default model takes a tenth of a second, and nearly every small model has it. Nobody changes one."""
+    """Cache tokenizers, which are immutable: reading the default one, which nearly every small model has, takes 0.1 s."""
     module: Any = tokenizer
     read = module.RustTokenizer.from_file
     rust = once(lambda path: read(str(path)))
@@ -61,19 +61,19 @@ def read_tokenizers_once() -> None:
 
 
 def read_default_tokenizer() -> None:
-    """Now, and a first conversation in its template, so that what is forked from this process has that behind it."""
+    """Read it now, and render a first conversation in its template, so that forked processes need not."""
     read_tokenizers_once()
     folder = next(model.folder for model in known() if model.name == DEFAULT_MODEL)
     if folder is not None:
-        with contextlib.suppress(Exception):  # those who need it will say what is wrong with it
+        with contextlib.suppress(Exception):  # tests that need it will report the error
             found = tokenizer.Tokenizer(folder)
             found.encode_chat([{"role": "user", "content": "Hi."}])
             found.exceeds("Hi.", 1)
 
 
 def share_fork_server(grammars: Grammars) -> None:
-    """Let these grammars be compiled by the fork server of others with the same vocabulary, if there is one. Its start, in which
-    it reads the vocabulary, takes half a second of CPU."""
+    """Let grammars with the same vocabulary share a fork server, if there is one. Starting one, which reads the vocabulary, takes
+    half a second of CPU."""
     model, processes = grammars._model, grammars._model.processes
     name = content(processes._file), processes._vocab, tuple(processes._eos_ids), processes._max_memory
     model.processes = model.pool._processes = _fork_servers.setdefault(name, processes)

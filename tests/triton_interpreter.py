@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does again and again: it computes the same, and checks the same, in half the time."""
+"""Triton's interpreter without its repeated work: the same results and checks in half the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {"add": np.add, "sub": np.sub
 
 @cache
 def quicken() -> None:
-    """Change the interpreter of this process; its version is pinned in requirements/triton.txt."""
+    """Patch the interpreter in this process; its version is pinned in requirements/triton.txt."""
     from triton.runtime import interpreter
 
     run = interpreter.GridExecutor.__call__
@@ -25,7 +25,7 @@ def quicken() -> None:
         run(self, *args, **kwargs)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As it was, but that did this for every call of a function in every program, in three milliseconds."""
+        """The original call, without patching modules for every call in every program, which takes three milliseconds."""
         modules = modules_of(self.fn, interpreter.tl)
         if modules not in done:
             interpreter._patch_lang(self.fn)
@@ -48,7 +48,7 @@ def modules_of(fn: Any, language: Any) -> tuple[int, ...]:
 
 
 def check_overflow(semantic: Any, left: Any, right: Any, operation: Any) -> None:
-    """As it was, but that did it in ten operations of the interpreter instead of three of numpy."""
+    """The original check, with three numpy operations instead of ten of the interpreter."""
     kind = left.type.scalar
     if kind.int_bitwidth >= 64 or not semantic.builder.options.sanitize_overflow:
         return

@@ -1,7 +1,7 @@
-"""Look up known holes of all pinned packages with pip-audit, and never take silence for an answer.
+"""Look up known vulnerabilities of all pinned packages with pip-audit, and never mistake silence for an answer.
 
-pip-audit ends with 0 when its database does not know a package, or when a proxy answers in the database's place. Here that is
-an error of its own: 0 means that every package was looked up and none has a known hole, 1 that some have, 2 that it is unknown.
+pip-audit exits with 0 when its database does not know a package, or when a proxy answers in the database's place. Here that is a
+separate error: 0 means that every package was looked up and none has a known vulnerability, 1 that some have, 2 unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILES = (
     "requirements/docs.txt",
     "requirements/triton.txt",
 )
-# Holes that no version is without, and why they do not matter here. Remove them when there is one.
+# Vulnerabilities without a fixed version, and why they do not matter here. Remove them once there is one.
 ACCEPTED = {
     "CVE-2026-69112": "accelerate is for tests only, and none of them loads a sharded checkpoint with it",
 }
@@ -29,7 +29,7 @@ ELSEWHERE = "Run it where https://pypi.org/pypi can be reached; mirrors of packa
 
 
 def verdict(report: str, messages: str) -> tuple[int, str]:
-    """The exit code and what to say, from pip-audit's JSON and what it wrote to standard error."""
+    """Return the exit code and a message, from pip-audit's JSON and its stderr."""
     try:
         packages = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
 """A few shapes as SVG text: what the pictures in docs/img/ are made of (tools/pictures.py, bench/plots.py).
 
-Pictures have a light ground of their own, so that they can be read on pages of any colour, and the same input gives the same
-bytes, so that a test can say whether they are up to date.
+Pictures have their own light background, so that they are readable on pages of any colour. The same input gives the same bytes,
+so that a test can check that they are up to date.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Drawing:
         self._path("M" + " L".join(f"{number(x)} {number(y)}" for x, y in points), color, width, dashed, head=False)
 
     def arrow(self, *points: tuple[float, float], color: str = SOFT, width: float = 1.6, dashed: bool = False) -> None:
-        """Along straight lines, with a head at the end."""
+        """Draw an arrow along straight lines."""
         self._path("M" + " L".join(f"{number(x)} {number(y)}" for x, y in points), color, width, dashed, head=True)
 
     def curve(self, path: str, *, color: str = SOFT, width: float = 1.6, dashed: bool = False) -> None:
-        """Along a path in SVG's words, with a head at the end."""
+        """Draw an arrow along an SVG path."""
         self._path(path, color, width, dashed, head=True)
 
     def dot(self, x: float, y: float, *, color: str = BLUE, radius: float = 4) -> None:

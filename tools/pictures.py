@@ -1,4 +1,4 @@
-"""Draw the pictures of the documents: python tools/pictures.py writes them to docs/img/. A test says if they are out of date."""
+"""Draw the pictures of the documents: python tools/pictures.py writes them to docs/img/. A test fails if they are out of date."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def life() -> Drawing:
 
 
 def visit() -> Drawing:
-    """The state machine. A test holds VISIT against the code."""
+    """The state machine. A test compares VISIT with the code."""
     drawing = Drawing(860, 560, "The states of a visit and their transitions")
     places = {
         "VALIDATING": (430, 60),
@@ -196,7 +196,7 @@ def places() -> Drawing:
 
 
 def threats() -> Drawing:
-    """Who stands where: attackers in red, what keeps each of them out beside its arrow."""
+    """Threat model: attackers in red, with each defence beside its arrow."""
     drawing = Drawing(860, 350, "Five kinds of attackers, where they stand, and what stands between them and your text")
     drawing.box(250, 60, 330, 230, fill="#f2f6f8")
     drawing.text(266, 84, "your machine", bold=True, size=13, color=SOFT)

@@ -1,6 +1,6 @@
-"""Write the SBOM of Penstock (CycloneDX): the packages that it runs with, in the versions that it is tested with.
+"""Write the SBOM of Penstock (CycloneDX): its runtime packages, in the versions it is tested with.
 
-The wheel carries it (PEP 770), so it has neither a time nor a random number: the same pins make the same file.
+The wheel contains it (PEP 770), so it has neither a timestamp nor a random number: the same pins make the same file.
 """
 
 from __future__ import annotations

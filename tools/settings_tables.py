@@ -1,4 +1,4 @@
-"""Write the tables of docs/configuration.md from the code: python tools/settings_tables.py. A test says if they are old."""
+"""Write the tables of docs/configuration.md from the code: python tools/settings_tables.py. A test fails if they are outdated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TABLES = {
 
 
 def with_tables(page: str) -> str:
-    """The page with the first table below each of these headings as the code has it."""
+    """Return the page with the first table below each of these headings replaced by the code's."""
     for heading, table in TABLES.items():
         before, found, after = page.partition(f"{heading}\n\n")
         rest = after.partition("\n\n")[2]

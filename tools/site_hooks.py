@@ -1,4 +1,4 @@
-"""Hooks of the site (mkdocs.yml): pages from outside docs/, links to files that the site has not, and no other host.
+"""Hooks of the site (mkdocs.yml): add pages from outside docs/, fix links to files the site lacks, and forbid other hosts.
 
 Documents link to each other as files of the repository, so that they can be read there. Here such links become links of the site.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-# Files outside docs/ that the site has, and where.
+# Files outside docs/ that the site includes, and where.
 PUBLISHED = {
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -29,7 +29,7 @@ FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
 
 def site_path(file: str) -> str | None:
-    """Where the site has a file of the repository: `docs/api.md` is `api.md`. None for what it has not, such as sources."""
+    """Return where the site has a file of the repository: `docs/api.md` is `api.md`. None for files it lacks, such as sources."""
     if file.startswith("docs/"):
         return file.removeprefix("docs/")
     return file if file.startswith("deploy/") else PUBLISHED.get(file)
@@ -107,7 +107,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.abs_src_path or page.file.generated_by
     assert source is not None
     if page.is_homepage:
-        page.meta["hide"] = ["navigation"]  # it would list this page alone
+        page.meta["hide"] = ["navigation"]  # it would list only this page
     return titled_consoles(site_links(markdown, os.path.relpath(source, ROOT)))
 
 

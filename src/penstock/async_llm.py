@@ -69,7 +69,7 @@ class AsyncLLM:
         return result
 
     def _start(self, request: JobRequest) -> tuple[RequestOutput, AsyncGenerator[JobUpdate, None]]:
-        """Start a job; return its output, empty yet, and its updates. An error of the job is raised where they are read."""
+        """Start a job; return its output, still empty, and its updates. Reading them raises the job's error."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[JobUpdate]()
         handle = self.llm.start(request, lambda update: _put(loop, queue, update))
 
@@ -89,5 +89,5 @@ class AsyncLLM:
 
 
 def _put(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[JobUpdate], update: JobUpdate) -> None:
-    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+    with suppress(RuntimeError):  # the loop is closed: nothing awaits the update
         loop.call_soon_threadsafe(queue.put_nowait, update)

@@ -47,11 +47,11 @@ class EmptyPrompt(RequestError):
 
 
 class PromptTooLong(RequestError):
-    """A prompt that exceeds the model's context or the KV memory of the smallest stage (the seed's IGNORED)."""
+    """A prompt that exceeds the model's context or the KV memory of the smallest stage (IGNORED in the specification)."""
 
     code = "prompt_too_long"
-    tokens = 0  # that it has at least; 0 if the numbers are not known
-    limit = 0  # that fit
+    tokens = 0  # the prompt has at least this many; 0 if unknown
+    limit = 0  # the most that fit; 0 if unknown
 
     def __init__(self, message: str, *, tokens: int = 0, limit: int = 0, field: str = "", hint: str = "") -> None:
         super().__init__(message, field=field, hint=hint)
@@ -181,7 +181,7 @@ class DownloadFailed(ModelError):
 
 
 class UntrustedWeights(ModelError):
-    """Weights that other nodes offer, and that nobody vouches for."""
+    """Weights that other nodes offer, but that no trusted party vouches for."""
 
     code = "untrusted_weights"
 

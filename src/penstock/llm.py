@@ -103,7 +103,7 @@ class LLM:
     network: the name of a network that this machine has joined, which computes the layers; this process holds the model's ends.
     The settings from `policy` on are those of `EngineConfig`.
 
-    Where no SamplingParams are given, the model is sampled as its makers recommend, as by the API.
+    Without SamplingParams, the model is sampled as its makers recommend, as in the API.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class LLM:
     def make_request(
         self, prompt: str | Sequence[int] | None, messages: str | Sequence[Message] | None, params: SamplingParams | None
     ) -> JobRequest:
-        """Make a request of a prompt or a conversation, with the recommended sampling where none is given."""
+        """Make a request from a prompt or a conversation, by default with the recommended sampling."""
         if messages is not None:
             (messages,) = _conversations(messages)
         return JobRequest(prompt=prompt, messages=messages, sampling=params or self._default_sampling)
@@ -264,7 +264,7 @@ class LLM:
         return list(params)
 
     def _run(self, requests: list[JobRequest], use_tqdm: bool, label: str = "Generating") -> list[RequestOutput]:
-        prepared = [self._jobs.prepare(request) for request in requests]  # one that is refused costs the others nothing
+        prepared = [self._jobs.prepare(request) for request in requests]  # all before any runs: a refused one wastes no work
         handles: list[JobHandle] = []
         try:
             for job in prepared:
@@ -296,7 +296,7 @@ def _enter_network(name: str, model: HostedModelConfig, engine: EngineConfig, pr
     """Join a network of this machine as its node, which holds the ends of the model, and layers only if the settings say that
     some are private.
 
-    adopts: whether it takes the model that the network runs.
+    adopts: whether to use the model that the network runs.
     """
     from penstock.config.settings import load_settings
     from penstock.node import Node

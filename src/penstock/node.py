@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """How many jobs ended here, and how many are `left`: they wait for `models` that this node does not host, or come after
-    one that does. The `blocked` ones cannot be taken, and the log tells why. So many batches are not over."""
+    """Counts of jobs that ended here (`done`, `failed`), and of those `left`: they need `models` that this node does not host, or
+    come after one that does. `blocked` jobs cannot be taken; the log says why. `open_batches` have not ended."""
 
     done: int
     failed: int
@@ -58,13 +58,13 @@ class Drained:
 
 logger = logging.getLogger(__name__)
 
-LAYERS_TIMEOUT_S = 10.0  # until the network holds all layers of a model that is asked for
+LAYERS_TIMEOUT_S = 10.0  # to wait until the network holds all layers of the models
 LAYERS_POLL_S = 0.1
 MIN_LEASE_S = 120.0  # how long a route outlives the last message of its origin: longer than any pass takes
 
 
 class Node:
-    """Takes its port, if it has one, and loads its models when entered, then serves until it is asked to leave.
+    """A node. Binds its port, if it has one, and loads its models when entered; then serves until it is stopped.
 
         with Node(config) as node:
             node.serve()
@@ -102,12 +102,12 @@ class Node:
 
     @property
     def models(self) -> list[HostedModel]:
-        """Those that this node's API offers: it has their ends."""
+        """The models that this node's API offers: those whose ends it has."""
         return [hosted for hosted in self.hosted if isinstance(hosted, HostedModel)]
 
     @property
     def open_jobs(self) -> int:
-        """Answers that somebody waits for; jobs of a workspace wait for us."""
+        """Number of answers that clients are waiting for; jobs of a workspace are not counted."""
         return sum(hosted.jobs.counted_jobs for hosted in self.models)
 
     def __enter__(self) -> Node:
@@ -115,7 +115,7 @@ class Node:
         try:
             if self._door:
                 self.certificate = _certificate(config.server)
-                self._socket = bind_port(config.server.host, config.server.port)  # before a model is loaded for nothing
+                self._socket = bind_port(config.server.host, config.server.port)  # fail before loading a model
             self.workspace = _workspace(config.workspace)
             if config.network.enabled:
                 self.membership = self._join()
@@ -236,7 +236,7 @@ class Node:
         return Backlog(workspace, self.config.workspace, api, ALL_JOBS, on_end=on_end)
 
     def _load(self, model: HostedModelConfig) -> HostedLayers:
-        """All of it, without a network."""
+        """Load a whole model, without a network."""
         config = self.config
         loaded = ModelManager(config.engine, self._progress).load(
             model.id,
@@ -250,7 +250,7 @@ class Node:
         return host_standalone(loaded, config.engine, node=config.node_id, max_jobs=config.limits.max_jobs)
 
     def _place(self, membership: Membership) -> None:
-        """What the network needs of each model, one after the other: the next one sees what memory the last one left."""
+        """Load the layers that the network needs of each model, one model at a time: each sees the memory that is left."""
         from penstock.peers.authority_duties import AuthorityDuties
         from penstock.placement.agent import PlacementAgent
 
@@ -267,8 +267,8 @@ class Node:
             agent.watch()
 
     def preview(self) -> list[Preview]:
-        """Say what would be loaded now, and why, or raise what a start would raise. Loads nothing, keeps no port, and needs not
-        be entered."""
+        """Return what would be loaded now, and why, or raise what a start would raise. Loads nothing, binds no port for long, and
+        works without entering the node."""
         from penstock.placement.agent import PlacementAgent
         from penstock.placement.preview import preview_alone
 
@@ -292,7 +292,7 @@ class Node:
             membership.leave()
 
     def _wanted(self, membership: Membership) -> Sequence[HostedModelConfig]:
-        """The models of the settings; where these name none, one that the network runs and vouches for."""
+        """The models of the settings; if they name none, one that the network runs and vouches for."""
         from penstock.model.sources import local
         from penstock.placement.peer_records import choose_network_model, offered_weights
 
@@ -306,7 +306,7 @@ class Node:
                 if local(name) is not None or membership.trust.choose(name, offered):
                     return True
             except UntrustedWeights as error:
-                logger.warning("this node does not join in with %s. %s", name, error)
+                logger.warning("this node does not run %s. %s", name, error)
             return False
 
         chosen = choose_network_model(membership.records, exclude=self.config.node_id, may_run=may_run)

@@ -42,9 +42,9 @@ class EngineStats:
     jobs: dict[str, int] = field(default_factory=dict)  # ended jobs by outcome: done, cancelled, or an error code
     refused: dict[str, int] = field(default_factory=dict)  # messages of other nodes that were rejected, by reason
     unreachable_clients: int = 0  # jobs cancelled because their client took no more updates
-    faults: int = 0  # errors of ours in the compute thread, which goes on after them
-    lost_jobs: int = 0  # NetworkJobs that never came home
-    broken_routes: int = 0  # that were given up, for whatever reason
+    faults: int = 0  # internal errors in the compute thread, which continues after them
+    lost_jobs: int = 0  # NetworkJobs that never returned
+    broken_routes: int = 0  # routes that were given up, for any reason
     recoveries: int = 0  # how often running answers paused because a route broke
     last_pause: float = 0.0  # seconds until the first answer continued after the last break
     longest_wait: float = 0.0  # ... and until the last one did

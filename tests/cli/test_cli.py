@@ -250,7 +250,7 @@ def test_doctor_looks_at_the_networks_of_the_machine_and_at_the_port(tmp_path: P
         assert made.returncode == 0, made.stderr
         told = cli("doctor", **network).stdout
     assert re.search(r"✓ Network +home, as node desk; its certificate is valid until \d{4}-\d\d-\d\d\n", told)
-    assert re.search(rf"✓ Listening +tls/0\.0\.0\.0:{port}; something listens there", told)
+    assert re.search(rf"✓ Listening +tls/0\.0\.0\.0:{port}; in use: by a running node", told)
     assert re.search(rf"✓ Port +{network['PENSTOCK_PORT']} is free for `penstock serve`\n", told)
 
 

@@ -1,4 +1,4 @@
-"""A model without a model: stages that really keep a paged KV, and ends over a tiny vocabulary.
+"""A fake model: stages with a real paged KV, and ends over a tiny vocabulary.
 
 What a stage makes of a token is a hash over the KV of all tokens before it, read through the block table. A single wrong
 block, position or stale entry gives another hash and so other tokens, which the oracle then sees.
@@ -31,7 +31,7 @@ from penstock.pipes.pipe import Pipe
 VOCAB = 50
 EOS = 0
 PRIME = 1_000_003
-START = 17  # of every hash
+START = 17  # initial value of every hash
 FAR = 10**6
 
 
@@ -39,9 +39,9 @@ Windows = Sequence[int | None]
 
 
 class FakeSegment:
-    """It has a pass for each group of layers. They share its memory, in different blocks.
+    """A segment with one pass per group of layers. The groups share its memory, in different blocks.
 
-    windows: of each group: a token sees this many positions, itself included.
+    windows: for each group, the number of positions that a token sees, itself included.
     device: by default a card of its own.
     """
 
@@ -95,8 +95,8 @@ class FakeSegment:
 
 
 class FakeLayers(FakeSegment):
-    """Every layer of a group has a KV of its own, so that what comes out does not depend on how the layers are cut. The groups
-    take turns, and layers of different ones share memory."""
+    """Every layer of a group has its own KV, so that the output does not depend on how the layers are cut. The groups alternate,
+    and layers of different groups share memory."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class FakeEnds:
     picker = None
 
     def __init__(self, *, decodes: bool = False) -> None:
-        """decodes: take whole decode steps where all segments are here, as on a GPU."""
+        """decodes: run whole decode steps if all segments are local, as on a GPU."""
         self._decodes = decodes
         self._decoder: FakeDecoder | None = None
 
@@ -151,7 +151,7 @@ class FakeEnds:
 
 
 class FakeDecoder:
-    """Takes decode steps from token to token. ahead: how many began before the tokens of the one before were known."""
+    """Runs whole decode steps. ahead: how many began before the previous step's tokens were known."""
 
     def __init__(self, segments: Sequence[FakeSegment], ends: FakeEnds) -> None:
         self._segments = segments
@@ -192,7 +192,7 @@ def mix(values: Iterable[int]) -> int:
 
 
 def last_rows(tokens: Sequence[int], passes: int, windows: Windows = (None,)) -> list[int]:
-    """What comes out of the last pass for each token. The windows take turns."""
+    """The output of the last pass for each token. The windows alternate."""
     row = [token + 7 for token in tokens]
     for number in range(passes):
         window = windows[number % len(windows)]
@@ -204,7 +204,7 @@ def last_rows(tokens: Sequence[int], passes: int, windows: Windows = (None,)) ->
 
 
 def embedding(prompt: Sequence[int], passes: int, windows: Windows = (None,)) -> float:
-    """The one number that the embedding of a prompt has."""
+    """The embedding of a prompt: a single number."""
     return sum(last_rows(prompt, passes, windows)) / len(prompt)
 
 
@@ -218,7 +218,7 @@ def oracle(
     room: int = 10**6,
     windows: Windows = (None,),
 ) -> list[int]:
-    """The tokens that a lone job gets: no batches, no cache, no memory limits. stages: passes, each with the next window."""
+    """The tokens of a job that runs alone: no batches, no cache, no memory limits. stages: number of passes."""
     tokens = list(prompt)
     ends = FakeEnds()
     limit = min(params.max_tokens or room, room)
@@ -241,14 +241,14 @@ def make_engine(
     decodes: bool = False,
     device: torch.device | None = None,
 ) -> Engine:
-    """An engine over fake stages, not started: a test turns it by hand. decodes: as for FakeEnds. device: as for FakeSegment."""
+    """An engine over fake stages, not started: the test steps it. decodes: as for FakeEnds. device: as for FakeSegment."""
     segments = [FakeSegment(i * 2, i * 2 + 2, blocks, config.block_size, windows, device) for i in range(stages)]
     pipe = Pipe("fake", stages * 2, segments, kv_windows=windows)
     return Engine(config, pipe, FakeEnds(decodes=decodes), lambda skip_special: FakeStream())
 
 
 def own(stage: Stage) -> WorkerSequenceManager:
-    """What the one route that passes a stage has there."""
+    """The lease of the only route through a stage."""
     (lease,) = stage.leases.values()
     return lease
 
@@ -271,7 +271,7 @@ def make_job(
 
 
 def finish(engine: Engine, turns: int = 20_000) -> None:
-    """Turn until nothing is left to do."""
+    """Step the engine until nothing is left to do."""
     engine.take_commands(wait=False)
     for _ in range(turns):
         if not engine.turn():

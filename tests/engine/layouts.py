@@ -1,4 +1,4 @@
-"""Random networks for Hypothesis: who holds which layers, how jobs are read and batched, and what is asked."""
+"""Random networks for Hypothesis: which node holds which layers, how jobs are read and batched, and the requests."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ faults = st.builds(Faults, drop=rates, duplicate=rates, delay=rates, reorder=rat
 def networks(
     draw: st.DrawFn, *, most_nodes: int = 4, most_layers: int = 6, origins: int = 1, least_blocks: int = 12
 ) -> tuple[int, list[Machine]]:
-    """The number of layers, and nodes that hold all of them; the first `origins` of them take jobs. Layers are cut anywhere and
-    dealt out anyhow: an origin may have none, a node several ranges, and those of different nodes overlap. What an origin has of
-    the first and last layers may be private."""
+    """Draw the number of layers, and nodes that together hold all of them; the first `origins` nodes take jobs. Layers are cut
+    and distributed at random: an origin can have none, a node several ranges, and ranges of different nodes can overlap. First
+    and last layers on an origin can be private."""
     layers = draw(st.integers(1, most_layers))
     names = NAMES[: draw(st.integers(origins, most_nodes))]
     held: dict[str, list[tuple[int, int]]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""A model on several cards says what it says on one. The cards are parts of the CPU that torch tells apart by their number."""
+"""A model on several cards gives the same answers as on one. The cards are CPU devices that torch distinguishes by number."""
 
 from __future__ import annotations
 

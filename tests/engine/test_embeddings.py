@@ -36,7 +36,7 @@ def embed(engine: Engine, prompt: list[int], **more: Any) -> list[JobUpdate]:
 
 
 def watched_spans(engine: Engine) -> list[Span]:
-    """All that are granted from now on."""
+    """Collect all Spans that are granted from now on."""
     spans: list[Span] = []
     on_schedule = engine.sequences.on_schedule
 
@@ -74,7 +74,7 @@ def test_an_embedding_does_not_depend_on_chunks_stages_or_preemption(
     started = []
     for i, prompt in enumerate(prompts):
         started.append((prompt, embed(engine, prompt, arrival=float(i), priority=i)))
-        engine.turn()  # so that a later, more urgent one finds the memory taken
+        engine.turn()  # so that a later, more urgent job finds the memory in use
     finish(engine)
     for prompt, updates in started:
         assert vectors(updates) == right(prompt, stages)
@@ -201,7 +201,7 @@ def test_how_long_an_answer_may_be_does_not_matter() -> None:
     assert JobRequest(prompt=[1], sampling=SamplingParams(max_tokens=None), embed=True).embed
 
 
-# ---- over a network: whether a vector is right, `World.finish` looks ----
+# ---- over a network; `World.finish` checks the vectors ----
 
 
 def network(faults: Faults | None = None, *, seed: int = 0, seconds: float = 0.01, **config: Any) -> World:

@@ -36,7 +36,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 
 
 def test_a_thousand_tokens_over_two_stages_as_in_the_worked_example() -> None:
-    """Vajra's example: 1,000 tokens in two halves over two stages, and what each cursor says at each time."""
+    """Vajra's example: 1,000 tokens in two halves over two stages, and the value of each cursor at each time."""
     engine = make_engine(EngineConfig(chunk=500), stages=2, blocks=100)
     job, _ = submit(engine, [1] * 1000, GREEDY)
     (seq,) = job.sequences  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_prefill_progress_reaches_the_client_chunk_by_chunk() -> None:
 
 
 def test_preempted_work_goes_on_where_it_was_and_says_nothing_twice() -> None:
-    """Two jobs of which only one fits: the later gives way, and still gets the tokens that it would have had alone."""
+    """Two jobs of which only one fits: the later is preempted, and still gets the same tokens as when alone."""
     engine = make_engine(EngineConfig(block_size=2, prefix_cache=False), blocks=12)
     sampling = SamplingParams(temperature=0.8, max_tokens=12, ignore_eos=True)
     jobs = [submit(engine, prompt, sampling, seed=i, arrival=float(i)) for i, prompt in enumerate(([1, 2, 3], [4, 5, 6]))]
@@ -157,7 +157,7 @@ def test_cancelling_frees_the_memory_at_every_stage() -> None:
 
 
 def test_a_cancelled_neighbour_in_a_merged_batch_harms_nobody() -> None:
-    """With two NetworkJobs on their way to one stage, the later one's notice must not take the earlier one's memory."""
+    """With two NetworkJobs in flight to one stage, the later one's notice must not free the earlier one's memory."""
     engine = make_engine(EngineConfig(block_size=2), stages=2)
     sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     for arrives, leaves in itertools.product(range(16), range(8)):
@@ -204,7 +204,7 @@ def test_a_stage_that_lost_a_prefix_gets_the_prompt_again() -> None:
     submit(engine, prompt, GREEDY)
     finish(engine)
     stage = own(engine.stages[0]).pool
-    stage._by_key.clear()  # as if another origin had pushed it out
+    stage._by_key.clear()  # as if another origin had evicted it
     stage._key = dict.fromkeys(stage._key)
     _, updates = submit(engine, prompt, GREEDY, arrival=1.0)
     finish(engine)

@@ -1,4 +1,4 @@
-"""Errors of ours in the compute thread: the answers of others go on, and so does the engine."""
+"""Bugs in the compute thread: answers of other jobs continue, and so does the engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def engine() -> Iterator[Engine]:
 
 
 class Failing:
-    """Raises the first `times` times, then does what it stands for."""
+    """Raises the first `times` times, then calls the original."""
 
     def __init__(self, action: Callable[..., Any], times: int) -> None:
         self._action = action
@@ -81,7 +81,7 @@ def test_an_error_that_comes_once_costs_no_answer(engine: Engine, where: str, ca
     setattr(owner, where, Failing(getattr(owner, where), 1))
     with caplog.at_level(logging.ERROR, "penstock.engine"):
         for updates, prompt in zip(answers(engine), PROMPTS, strict=True):
-            if where != "on_step_completed":  # what fails with a pass fails the jobs of that pass
+            if where != "on_step_completed":  # a failed pass fails its jobs
                 assert isinstance(updates[-1], JobDone)
             if isinstance(updates[-1], JobDone):
                 assert tokens(updates) == right(prompt)

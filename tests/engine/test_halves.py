@@ -1,4 +1,4 @@
-"""Passes that are repeated in halves: what can be computed is, in order, and only what fails alone is lost."""
+"""Failed passes are repeated in halves: only items that fail alone are lost; all others are computed, in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import ComputeFailed, PromptTooLong
 
 
 def pass_over(sizes: list[int], bad: set[int], limit: int, calls: list[tuple[int, int]]) -> Callable[[int, int], list[int]]:
-    """A pass that fails if a bad item is in it, or if the sizes of its items are more than `limit` together."""
+    """A pass that fails if it has a bad item, or if its items' total size exceeds `limit`."""
 
     def run(start: int, end: int) -> list[int]:
         calls.append((start, end))
@@ -78,7 +78,7 @@ def test_what_a_failed_pass_had_in_memory_is_gone_before_it_is_repeated(kind: ty
         activations.append(weakref.ref(activation))
         raise kind("no memory")
 
-    gc.disable()  # nothing that only the collector would free
+    gc.disable()  # no reference cycles that only the collector would free
     try:
         run_in_halves(4, run)
     finally:

@@ -1,4 +1,4 @@
-"""JobReceiver: what becomes of a NetworkJob whose checksum is wrong, and of messages that several threads bring."""
+"""JobReceiver: NetworkJobs with a wrong checksum, and messages from several threads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_damaged_job_is_not_run_and_its_origin_computes_the_tokens_again(hop: 
     bounced = [(sender, to, message.reason) for sender, to, message in world.seen if isinstance(message, Bounce)]
     assert bounced == [(hop, "a", BounceReason.DAMAGED)]
     assert world[hop].engine.stats.refused["damaged_message"] == 1
-    assert asked.job.sequences[0].attempt == 1, "begun again from the last token that had passed all stages"
+    assert asked.job.sequences[0].attempt == 1, "restarted from the last token that had passed all stages"
     assert isinstance(asked.final, JobDone)
     world.finish()  # compares the tokens with those of an undisturbed run
 

@@ -1,4 +1,4 @@
-"""Grammars that are slow: an output whose mask is late is computed again, gets the same tokens, and holds up no other."""
+"""Slow grammars: an output whose mask is late is computed again, gets the same tokens, and delays no other."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SETS = [{5, 6}, {7, 8, 9}, {8, 9, 10}, {11, 12}]
 
 
 class Late(Steps):
-    """Has its mask only when it was asked so often. With `times`, it cannot say either whether a text is complete."""
+    """Returns its mask only after `times` failed calls. If `times` is set, it does not know either whether a text is complete."""
 
     def __init__(self, sets: list[set[int]], times: int) -> None:
         super().__init__(sets)
@@ -44,7 +44,7 @@ class Late(Steps):
 
 
 class Anything:
-    """Allows every token, now and then late, and is never complete."""
+    """Allows every token, sometimes late, and is never complete."""
 
     complete = False
 

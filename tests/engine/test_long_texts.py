@@ -1,4 +1,4 @@
-"""Long texts of a model in which five of six layers have a window: what they hold, and what of them is found again."""
+"""Long texts with a model in which five of six layers have a window: the blocks they hold, and which the prefix cache finds."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ WINDOW, BLOCK = 512, 16
 WINDOWS = (WINDOW,) * 5 + (None,)
 TEXT = 32_768
 FEW = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-SEEN = WINDOW // BLOCK + 1  # blocks that a window touches, with the one that is written
+SEEN = WINDOW // BLOCK + 1  # blocks that a window touches, including the one being written
 
 
 class NoLayers(FakeSegment):
-    """It keeps no KV: only blocks are counted."""
+    """A segment without KV: only blocks are counted."""
 
     def process(self, hidden: Tensor, pieces: Sequence[BatchPiece], layers: LayerRange | None = None) -> Tensor:
         return hidden
@@ -56,7 +56,7 @@ def test_a_long_text_holds_all_of_itself_in_one_group_and_windows_in_the_others(
     reading, decoding = [], []
     while engine.turn():
         for pool in (engine.sequences.pool, *(own(stage).pool for stage in engine.stages.values())):
-            (decoding if job.sequences[0].generated > 1 else reading).append(pool.held)  # stages have heard of the end
+            (decoding if job.sequences[0].generated > 1 else reading).append(pool.held)  # the stages know of the prompt's end
     assert isinstance(updates[-1], JobDone)
     whole = -(-(TEXT + 40) // BLOCK)
     assert max(decoding) <= whole + 5 * SEEN + 6
@@ -99,7 +99,7 @@ def test_the_beginning_of_a_text_is_found_as_long_as_its_windows_are(blocks: int
 
 
 def test_a_prefix_without_its_windows_is_computed_again() -> None:
-    """Of a group with a window the blocks are gone first, and without them the others are of no use."""
+    """Blocks of a group with a window are evicted first, and without them the others are useless."""
     config = EngineConfig(block_size=4, chunk=8, policy="fcfs")
     engine = make_engine(config, blocks=24, windows=(None, 6))
     prompts = [text(60, 1), text(50, 2), [*text(60, 1)[:30], 9, 9]]

@@ -1,4 +1,4 @@
-"""A prompt's own likelihood, and outputs that a constraint rules: over fake stages, however the work is cut."""
+"""Prompt log-probabilities, and constrained outputs: over fake stages, however the work is split."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_scores_do_not_depend_on_chunks_stages_or_preemption(
         job, updates = make_job(prompt, SCORED, arrival=float(i), priority=i)
         engine.submit(job)
         engine.take_commands(wait=False)
-        engine.turn()  # so that a later, more urgent one finds the memory taken
+        engine.turn()  # so that a later, more urgent job finds the memory in use
         started.append((prompt, updates))
     finish(engine)
     for prompt, updates in started:
@@ -85,7 +85,7 @@ def test_a_scored_prompt_is_computed_whole_though_its_beginning_is_known() -> No
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_further_outputs_wait_until_the_prompt_is_scored(prefix_cache: bool) -> None:
-    """What is known about the prompt is told before any output's first token, also where outputs share nothing."""
+    """Prompt scores are reported before any output's first token, even if outputs share nothing."""
     engine = make_engine(EngineConfig(chunk=4, idle_chunk=4, block_size=4, prefix_cache=prefix_cache), blocks=80)
     job, updates = make_job(list(range(1, 31)), replace(SCORED, n=3))
     engine.submit(job)

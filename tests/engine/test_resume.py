@@ -1,4 +1,4 @@
-"""An answer that a server began and another goes on with: whoever reads it cannot tell where it was cut."""
+"""An answer that one server began and another continues: the reader cannot tell where it was cut."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.memory import release_memory
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 DRAWN = SamplingParams(temperature=1.2, max_tokens=9, ignore_eos=True)
-RULED = replace(DRAWN, ignore_eos=False)  # beside a constraint, which says itself when the text ends
+RULED = replace(DRAWN, ignore_eos=False)  # for a constraint, which itself determines when the text ends
 CONFIG = EngineConfig(block_size=2)
 
 
 class Pairs(FakeStream):
-    """Text comes for two tokens at once, as where one token alone is no whole character."""
+    """Emits text for two tokens at once, as when one token is only part of a character."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -54,7 +54,7 @@ class Pairs(FakeStream):
 
 @dataclass(frozen=True)
 class Whole:
-    """All that a client can know about an answer when it is over."""
+    """All that a client knows about a finished answer."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -71,7 +71,7 @@ class Whole:
             tuple(token for u in said for token in u.token_ids),
             "".join(u.text for u in said),
             tuple(u for u in updates if isinstance(u, OutputFinished)),
-            # what was in the cache is another matter on another server
+            # cache hits differ between servers
             replace(final.usage, cached_tokens=0) if isinstance(final, JobDone) else None,
             final.error if isinstance(final, JobFailed) else None,
         )
@@ -221,7 +221,7 @@ def test_a_text_that_its_constraint_calls_complete_ends_at_once() -> None:
 
 
 def test_where_the_memory_ended_an_answer_it_ends_again() -> None:
-    """The room is what the prompt leaves, however much of the answer is known already."""
+    """The room is what the prompt leaves, however much of the answer is already known."""
     endless = replace(DRAWN, max_tokens=None)
     whole = Server(blocks=8).answer(endless)
     assert len(whole.token_ids) == 16 - len(PROMPT)
@@ -279,7 +279,7 @@ def test_a_token_that_its_constraint_refuses_late_fails_the_job_as_well() -> Non
 
 
 class Later(Steps):
-    """Says nothing before its mask was asked for twice, however much it was given by then."""
+    """Reports errors only on the second call of `mask`, however many tokens it has accepted by then."""
 
     def __init__(self, sets: list[set[int]]) -> None:
         super().__init__(sets)
@@ -466,7 +466,7 @@ def test_an_answer_is_resumed_though_a_node_dies_on_the_way() -> None:
 def test_an_answer_that_does_not_fit_what_is_left_of_the_network_ends_with_the_reason() -> None:
     world = network(blocks=3)  # of 4 tokens each
     asked = resumed(world, DRAWN, [1] * 8, may_fail=True)
-    asked.job.max_tokens = 20  # as if there had been more when it was taken
+    asked.job.max_tokens = 20  # as if there had been more memory when it was taken
     world.run_until(lambda: asked.final is not None)
     assert isinstance(asked.error, NotReady)
     assert "15 tokens so far" in asked.error.message
@@ -478,8 +478,8 @@ def test_an_answer_that_does_not_fit_what_is_left_of_the_network_ends_with_the_r
 
 @pytest.fixture(scope="module")
 def llm(default_model_folder: Path) -> Iterator[LLM]:
-    """In fp32: whether a token is computed with others or alone decides nothing there. Without a cache, so that all that is
-    resumed is really computed again."""
+    """In fp32, where batching does not change the tokens. Without a prefix cache, so that everything resumed is really
+    recomputed."""
     with LLM(dtype="float32", kv_memory=64 << 20, prefix_cache=False) as found:
         yield found
     del found
@@ -492,7 +492,7 @@ def grammars(llm: LLM) -> Grammars:
 
 
 def ask(llm: LLM, *requests: JobRequest) -> list[Whole]:
-    """All at once: what is computed together costs less."""
+    """Generate all answers in one batch, which costs less."""
     streams = [llm.start(request) for request in requests]
     return [Whole.of(list(stream)) for stream in streams]
 

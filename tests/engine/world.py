@@ -1,5 +1,5 @@
-"""A simulated network under observation: nodes over fake layers, messages that are lost, repeated, late or damaged, and what must
-hold at every instant."""
+"""A simulated network under observation: nodes over fake layers, messages that are lost, repeated, late or damaged, and the
+invariants checked at every instant."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
 @dataclass
 class Faults:
-    """Probabilities. Only messages that `hits` says yes to are harmed: it sees sender, destination and message."""
+    """Probabilities of faults. Only messages that `hits` accepts are affected."""
 
     drop: float = 0.0
     duplicate: float = 0.0
@@ -51,8 +51,8 @@ class Faults:
     reorder: float = 0.0
     corrupt: float = 0.0
     hits: Callable[[str, str, Message], bool] = lambda sender, destination, message: True
-    hold: tuple[float, float] = (0.001, 0.08)  # seconds; some longer than a stage waits for what was overtaken
-    part: tuple[float, float] = (0.0, 1.0)  # of a message that is damaged
+    hold: tuple[float, float] = (0.001, 0.08)  # seconds; sometimes longer than a stage waits for an overtaken message
+    part: tuple[float, float] = (0.0, 1.0)  # range of a message in which it is damaged
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Asked:
     updates: list[JobUpdate]
     room: int
     may_fail: bool = False
-    checked: int = 0  # so many of its updates were looked at before
+    checked: int = 0  # number of its updates already checked
 
     @property
     def final(self) -> JobDone | JobFailed | None:
@@ -91,9 +91,9 @@ class Asked:
 
 
 class World(SimulatedNetwork):
-    """A simulated network whose layers compute something that can be checked, on links that do harm.
+    """A simulated network whose layers compute something that can be checked, on faulty links.
 
-    tokens_per_second: hidden states that each link carries, one NetworkJob after the other.
+    tokens_per_second: bandwidth of each link in hidden states; it carries one NetworkJob after the other.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class World(SimulatedNetwork):
     ) -> None:
         self.faults, self.latency, self.tokens_per_second = faults or Faults(), latency, tokens_per_second
         self.asked: list[Asked] = []
-        self.refusals: Counter[str] = Counter()  # by verdict, as they were sent home
+        self.refusals: Counter[str] = Counter()  # by verdict, as sent to the origin
         self.seen: list[tuple[str, str, Message]] = []  # sender, destination, message; kept if `watching`
         self.watching = False
-        self._free: dict[Lane, float] = {}  # when a link has sent what it was given
+        self._free: dict[Lane, float] = {}  # when a link's queued transfers are done
         self._touched: set[SimulatedNode] = set()  # since the last check
         self._before: dict[tuple[str, int, int], tuple[int, int, int, int, int]] = {}
         config = config or EngineConfig(block_size=4, chunk=8, policy="fcfs")
@@ -145,7 +145,7 @@ class World(SimulatedNetwork):
         super().kill(name, noticed=noticed)
 
     def restart(self, name: str, **changes: Any) -> SimulatedNode:
-        """Gone and back again in one instant, knowing nothing."""
+        """Kill a node and start it again at the same instant, without its state."""
         self.kill(name)
         return self.start(replace(self.nodes[name].machine, **changes))
 
@@ -209,7 +209,7 @@ class World(SimulatedNetwork):
     # ---- time ----
 
     def wake(self, node: SimulatedNode, when: float) -> None:
-        """Whatever happens to a node wakes it, so all others are as they were when they were checked."""
+        """Mark a node for checking: every event wakes its node, so the others have not changed since their last check."""
         self._touched.add(node)
         super().wake(node, when)
 
@@ -220,12 +220,12 @@ class World(SimulatedNetwork):
             self.step()
 
     def open_routes(self, *names: str) -> None:
-        """Until these origins have a route, and a moment longer for their first notices."""
+        """Run until these origins have a route, and a moment longer for their first notices."""
         self.run_until(lambda: all(self[name].origin.route is not None for name in names), 30.0, "opening a route")
         self.run(0.01)
 
     def finish(self, seconds: float = 240.0) -> None:
-        """Until every job has ended and its memory is free everywhere; then until nothing is leased any more."""
+        """Run until every job has ended and its memory is free everywhere; then until no blocks are leased."""
         self.run_until(lambda: all(asked.final or not asked.at.alive for asked in self.asked), seconds, "a job")
         for asked in self.asked:
             self.check_outcome(asked)
@@ -237,7 +237,7 @@ class World(SimulatedNetwork):
         self.run_until(self._is_unleased, 4 * self.lease + 10.0, "a lease")
 
     def all_answered(self, asked: Sequence[Asked]) -> None:
-        """Until these are done, rightly."""
+        """Run until these jobs are done, and check their answers."""
         self.run_until(lambda: all(one.final for one in asked), 120.0, "an honest job")
         for one in asked:
             assert isinstance(one.final, JobDone), one.final
@@ -260,7 +260,7 @@ class World(SimulatedNetwork):
         return all(stage.unleased == stage.segment.kv_blocks for node in self for stage in node.engine.stages.values())
 
     def _leases(self) -> Iterator[tuple[SimulatedNode, Any]]:
-        """Those whose origin lives and still uses them: what belongs to a former one ends with its lease."""
+        """The leases of current routes; those of former routes simply expire."""
         ids = {route.id for node in self if (route := node.engine.origin.route) is not None}
         for node in self:
             for stage in node.engine.stages.values():
@@ -284,7 +284,7 @@ class World(SimulatedNetwork):
                 self._check_origin(node.origin, node)
         self._touched.clear()
         for asked in self.asked:
-            from_here = max(0, asked.checked - 1)  # the last one may have been the end
+            from_here = max(0, asked.checked - 1)  # the last one checked may have been the end
             assert not any(isinstance(u, JobDone | JobFailed) for u in asked.updates[from_here:-1]), "nothing comes after the end"
             asked.checked = len(asked.updates)
             if asked.final is not None:

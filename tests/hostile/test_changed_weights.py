@@ -194,7 +194,7 @@ def test_a_node_without_a_model_does_not_join_in_with_one_that_nobody_vouches_fo
 ) -> None:
     net.member("mallory", net.changed())
     assert net.adopted() == CATALOGUE[0].name
-    assert f"does not join in with {MODEL}" in caplog.text
+    assert f"does not run {MODEL}" in caplog.text
 
 
 def test_a_node_without_a_model_joins_in_with_one_that_was_signed(net: Net) -> None:

@@ -65,7 +65,7 @@ def test_what_if_a_node_were_not_there(network: RunningNetwork) -> None:
     assert without > 0
     with pytest.raises(ConfigError, match="There is no node x"):
         network.scenario(without=["x"])
-    with pytest.raises(ConfigError, match="Nobody is left"):
+    with pytest.raises(ConfigError, match="No node that takes jobs is left"):
         network.scenario(without=["a"])
 
 
@@ -114,12 +114,12 @@ def test_a_load_that_is_not_understood_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["200000 streams, 5+5", "2/s, 9999999+5", "2/s, 5+9999999"])
 def test_a_load_that_is_too_large_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="more than can be simulated"):
+    with pytest.raises(ConfigError, match="too large to simulate"):
         parse_load(text, "a")
 
 
 def test_a_network_that_has_not_computed_yet_cannot_be_simulated() -> None:
-    with pytest.raises(ConfigError, match="nobody knows how quick"):
+    with pytest.raises(ConfigError, match="their speeds are unknown"):
         RunningNetwork(status(0.0), SHAPE)
 
 

@@ -59,7 +59,7 @@ def scenario(more: str = "", base: str = BASE) -> Scenario:
         ("[[links]]\nloss = 2\n", 19, "loss = 2 is not a share"),
         ("[[events]]\nat = 1\nkill = 'attic'\njoin = 'attic'\n", 18, "an event needs one of"),
         ("[[events]]\nat = 1\ncut = 'attic'\n", 20, "is not two names"),
-        ("[[load]]\norigin = 'cellar'\nstreams = 1\nprompt = 1\nanswer = 1\n", 19, "cellar is no node with ends"),
+        ("[[load]]\norigin = 'cellar'\nstreams = 1\nprompt = 1\nanswer = 1\n", 19, "cellar is not a node with ends"),
         ("[[load]]\norigin = 'attic'\nprompt = 1\nanswer = 1\n", 18, "one of per_second, at and streams"),
         ("[[load]]\norigin = 'attic'\nstreams = 1\nprompt = [5, 2]\nanswer = 1\n", 21, "is not a number of tokens"),
         ("[[load]]\norigin = 'attic'\nstreams = 1\nanswer = 1\n", 18, "[load] needs prompt"),

@@ -1,9 +1,9 @@
 """Commands that start at once: each runs in a process of its own, forked from one that has imported everything.
 
 `import torch` takes three seconds of a processor, and hundreds of tests start a command. What they start here is a real process
-with its own stdin, stdout, stderr, environment and exit code; signals reach it, and it ends as Python ends. What differs from
-`python -m penstock.cli` is that nothing is imported at the start, so tests of the start itself and of Python's own variables
-(only PYTHONIOENCODING is obeyed here, and OMP_NUM_THREADS is 1) use that instead.
+with its own stdin, stdout, stderr, environment and exit code; signals reach it, and it exits as Python does. Unlike with
+`python -m penstock.cli`, nothing is imported at the start, so tests of the start itself and of Python's own variables use that
+instead (only PYTHONIOENCODING has an effect here, and OMP_NUM_THREADS is 1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 @functools.cache
 def address() -> str:
-    """The socket of this run's server, when it is there."""
+    """Wait for this run's server, and return its socket."""
     path, until = start(), time.monotonic() + PATIENCE_S
     while not os.path.exists(path):
         assert time.monotonic() < until, "The process that forks did not start."
@@ -35,9 +35,9 @@ def address() -> str:
 
 @functools.cache
 def start() -> str:
-    """Start a server, which imports everything first, and ends with this process. Returns its socket, which is there soon.
+    """Start a server that imports everything and ends with this process. Return its socket, which will exist soon.
 
-    Processes that are forked from this one later use the same server."""
+    Processes forked from this one later use the same server."""
     folder = tempfile.mkdtemp(prefix="penstock-warm-")
     path = f"{folder}/socket"
     server = subprocess.Popen(
@@ -48,7 +48,7 @@ def start() -> str:
     )
 
     def stop() -> None:
-        server.communicate()  # the end of its stdin is the end of the server
+        server.communicate()  # closing its stdin ends the server
         shutil.rmtree(folder)
 
     atexit.register(stop)
@@ -56,17 +56,17 @@ def start() -> str:
 
 
 def module(name: str, *args: str | Path) -> list[str]:
-    """What starts like `python -m name args`."""
+    """The command that stands for `python -m name args`."""
     return [sys.executable, "-I", "-S", str(CLIENT), address(), name, *map(str, args)]
 
 
 def penstock(*args: str | Path) -> list[str]:
-    """What starts like `python -m penstock.cli args`."""
+    """The command that stands for `python -m penstock.cli args`."""
     return module("penstock.cli", *args)
 
 
 def script(folder: Path) -> Path:
-    """A folder for PATH, in which `penstock` is such a command."""
+    """Make a folder for PATH in which `penstock` is this command."""
     folder.mkdir()
     file = folder / "penstock"
     file.write_text(f'#!/bin/sh\nexec {" ".join(penstock())} "$@"\n', encoding="utf-8")

@@ -1,6 +1,6 @@
-"""Stands for a forked process: passes its files on, sends signals after them, and ends as that process ended.
+"""A proxy for a forked process: passes on its own files, then signals, and exits as that process does.
 
-It imports little, because its own start is all that such a command costs.
+It imports little, because its own start is the whole cost of a command.
 """
 
 import array
@@ -13,7 +13,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def start(path, module, args, environment, files, terminal=False):
-    """Returns the connection to the process; when it is closed, the process is killed."""
+    """Start a process and return the connection to it; closing that kills the process."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
     told = [os.getcwd(), "1" if terminal else "", module, str(len(args)), *args]
@@ -26,7 +26,7 @@ def start(path, module, args, environment, files, terminal=False):
 
 
 def number(connection):
-    """The process's id comes first, and its exit code when it has ended; negative is a signal, as in `subprocess`."""
+    """Read a number: first the process id, then its exit code; a negative one is a signal, as in `subprocess`."""
     found = b""
     while len(found) < 4:
         chunk = connection.recv(4 - len(found))
@@ -48,7 +48,7 @@ def main():
             signal.signal(one, forward)
     started = start(path, module, args, os.environ, (0, 1, 2))
     null = os.open(os.devnull, os.O_RDWR)
-    for file in (0, 1, 2):  # or a pipe would stay open here after the process has closed it
+    for file in (0, 1, 2):  # or a pipe would stay open after the process has closed it
         os.dup2(null, file)
     connection = started
     connection.sendall(bytes(early))

@@ -1,4 +1,4 @@
-"""A forked command held by its own process id, for tests that kill or freeze it."""
+"""A forked command with its real process id, for tests that kill or freeze it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.warm import address, client
 
 
 class Process:
-    """`python -m module args`, forked; the part of `subprocess.Popen` that tests use. It dies with its `Process`."""
+    """`python -m module args`, forked; the part of `subprocess.Popen` that tests use. It is killed with its `Process` object."""
 
     def __init__(
         self, module: str, args: Sequence[str], env: Mapping[str, str], *, stdout: BinaryIO | int, stderr: BinaryIO | int

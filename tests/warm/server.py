@@ -27,7 +27,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 
 @dataclass
 class Command:
-    """What a process is to do, and its three files."""
+    """What a new process runs, and its three files."""
 
     folder: str
     terminal: bool
@@ -38,7 +38,7 @@ class Command:
 
 
 def import_everything() -> None:
-    """All of Penstock and what it needs, as if each command had run before; without what only a GPU needs."""
+    """Import all of Penstock and its dependencies, as if each command had run before, except what only a GPU needs."""
     import penstock
 
     for found in pkgutil.walk_packages(penstock.__path__, "penstock."):
@@ -64,7 +64,7 @@ def read_command(connection: socket.socket) -> Command:
 
 
 def become(command: Command) -> None:
-    """In the new process: its files, its environment, and its signals as Python finds them at a start."""
+    """In the new process: install its files and environment, and reset signals as at the start of Python."""
     signal.set_wakeup_fd(-1)
     for one in SIGNALS:
         signal.signal(one, signal.SIG_DFL)
@@ -93,17 +93,17 @@ class Server:
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(f"{path}~")
         self._door.listen(64)
-        os.rename(f"{path}~", path)  # who sees it can connect
+        os.rename(f"{path}~", path)  # once visible, it accepts connections
         self._running: dict[int, socket.socket] = {}
         self._bell, ringing = os.pipe()
         os.set_blocking(ringing, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(ringing, warn_on_full_buffer=False)
-        for one in (signal.SIGINT, signal.SIGHUP):  # a person's Ctrl-C goes to all processes of the terminal
+        for one in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C goes to all processes of the terminal
             signal.signal(one, signal.SIG_IGN)
 
     def until_forked(self) -> Command | None:
-        """Returns in a new process with what that is to do, and in this one at the end, with None."""
+        """Return a command in each new process, and None in this one at the end."""
         while True:
             pids = {connection: pid for pid, connection in self._running.items()}
             ready, _, _ = select.select([0, self._bell, self._door, *pids], [], [])
@@ -144,7 +144,7 @@ class Server:
             numbers = b""
         for number in numbers or [signal.SIGKILL]:
             os.kill(pid, number)
-        if not numbers:  # whoever stands for the process was killed
+        if not numbers:  # the client of the process was killed
             del self._running[pid]
             os.waitpid(pid, 0)
             connection.close()
@@ -160,7 +160,7 @@ class Server:
 
 
 def run(command: Command) -> None:
-    """As `python -m` does. Python's end, with all its exit handlers, is cut short where it would only take modules apart."""
+    """Run a command as `python -m` does, with all exit handlers, but skip Python's teardown of modules."""
     code: object = 1
 
     def leave() -> None:
@@ -168,7 +168,7 @@ def run(command: Command) -> None:
             sys.stdout.flush()
             os._exit(code)
 
-    atexit.register(leave)  # the first one is the last one called
+    atexit.register(leave)  # registered first, so called last
     try:
         runpy.run_module(command.module, run_name="__main__", alter_sys=True)
         code = 0
@@ -176,7 +176,7 @@ def run(command: Command) -> None:
         code = 0 if ended.code is None else ended.code
         raise
     except KeyboardInterrupt:
-        code = None  # Python ends by that signal
+        code = None  # Python exits by that signal
         raise
 
 

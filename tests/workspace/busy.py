@@ -1,7 +1,7 @@
 """A process that does everything to a workspace until the disk is taken away: `python -m tests.workspace.busy WORKSPACE SEED`.
 
-Gets a ledger on stdin, and tells on stdout each change of it: what was begun and what was promised, each before anything else
-is done. `--careless` leaves every sync out.
+Reads a ledger from stdin, and writes each change of it to stdout: what was begun and what was promised, each before anything else
+is done. `--careless` skips every sync.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def main() -> None:
     path, seed, *careless = sys.argv[1:]
     ledger = receive(sys.stdin.buffer)
     assert ledger is not None
-    ledger.forgiving = True  # a submit that the cut interrupts is told as an error, and may have been done
+    ledger.forgiving = True  # a submit interrupted by the cut reports an error, but may have succeeded
     disk = CarelessDisk() if careless else SteppingDisk()
     busy = Busy(Path(path), ledger, disk, random.Random(seed))
     ledger.on_change = lambda _: send(ledger, sys.stdout.buffer)

@@ -1,4 +1,4 @@
-"""What many tests of the workspace start from."""
+"""Fixtures of the workspace tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def server(folder: Path) -> Iterator[Server]:
-    """One that drives batches."""
+    """A server that runs batches."""
     made = Server(folder / "workspace", Ledger())
     yield made
     made.end()
@@ -36,7 +36,7 @@ def queue() -> Iterator[Queue]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pools look, save and try again more often, so that tests need not wait."""
+    """Shorten the intervals at which pools scan, save and retry, so that tests need not wait."""
     monkeypatch.setattr(pool_module, "SCAN_INTERVAL_S", 0.05)
     monkeypatch.setattr(crew_module, "SAVE_INTERVAL_S", 0.01)
     monkeypatch.setattr(crew_module, "RETRY_DELAY_S", 0.05)

@@ -19,11 +19,11 @@ _GROWS = ("mkdir", "create", "write")  # what a full disk refuses
 
 
 class Killed(BaseException):
-    """The process is no more. No Exception, so that nothing in it can go on."""
+    """The process has died. Not an Exception, so that no handler catches it."""
 
 
 class SteppingDisk(Disk):
-    """What Disk does, step by step: a write is two halves, and a tree is removed file by file."""
+    """A Disk that works in small steps: a write is two halves, and a tree is removed file by file."""
 
     def __init__(self) -> None:
         self.steps: list[str] = []  # those since `arm`
@@ -31,12 +31,12 @@ class SteppingDisk(Disk):
         self._trap = ""
 
     def arm(self) -> None:
-        """From here on the steps count: what came before was the preparation."""
+        """Count steps from here on; earlier ones were the preparation."""
         self.armed = True
 
     def step(self, kind: str, name: str, action: Callable[[], Any]) -> Any:
         if self.dead:
-            raise Killed(f"a dead process wants to {kind} {name}")  # what `finally` would still do, a dead process does not
+            raise Killed(f"a dead process wants to {kind} {name}")  # a dead process runs no `finally`
         if self.armed:
             self.steps.append(f"{kind} {name}")
             self.fate(len(self.steps), kind)
@@ -47,7 +47,7 @@ class SteppingDisk(Disk):
 
     @contextmanager
     def dying_before(self, kind: str) -> Iterator[None]:
-        """A preparation with a death in it: who uses this disk dies before its first step of a kind; then others can use it."""
+        """For preparations: the process in the block dies before its first step of this kind; later ones can use the disk."""
         self._trap = kind
         with process():
             yield
@@ -131,7 +131,7 @@ class KillingDisk(SteppingDisk):
 
 
 class SuicidalDisk(SteppingDisk):
-    """The same with a real signal, for a process of its own."""
+    """Kills its own process with a real signal before a step."""
 
     def __init__(self, before: int) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class SuicidalDisk(SteppingDisk):
 
 
 class FailingDisk(SteppingDisk):
-    """One step fails, as the kernel would let it fail; `full` lets all after it fail too that need room."""
+    """One step fails with an OSError; with `full`, all later ones that need space fail too."""
 
     def __init__(self, at: int, *, full: bool = False) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class FailingDisk(SteppingDisk):
 def open_descriptors() -> set[int]:
     found = set()
     for name in os.listdir("/dev/fd"):
-        with suppress(OSError):  # the one that listed them
+        with suppress(OSError):  # the descriptor used for listing
             os.fstat(int(name))
             found.add(int(name))
     return found
@@ -173,7 +173,7 @@ def open_descriptors() -> set[int]:
 
 @contextmanager
 def process() -> Iterator[None]:
-    """What runs in here may be killed: then, as the kernel would, all that it had open is closed, and nothing else is done."""
+    """A block that can be killed: all that it has open is then closed, as by the kernel, and nothing else runs."""
     before = open_descriptors()
     try:
         with suppress(Killed):
@@ -185,7 +185,7 @@ def process() -> Iterator[None]:
 
 @contextmanager
 def quick_folder() -> Iterator[Path]:
-    """A folder for workspaces that nobody needs after a power cut: in memory, where that is possible."""
+    """A folder for workspaces that need not survive a power cut: in memory, where possible."""
     memory = Path("/dev/shm")
     path = Path(tempfile.mkdtemp(prefix="penstock-", dir=memory if os.access(memory, os.W_OK) else None))
     try:

@@ -1,6 +1,6 @@
-"""Plays scenarios in processes of their own that kill themselves at a step: `python -m tests.workspace.dying FOLDER`.
+"""Plays scenarios in separate processes that kill themselves at a step: `python -m tests.workspace.dying FOLDER`.
 
-Reads lines `STEP SCENARIO`, plays each in FOLDER/STEP/SCENARIO, and tells the signal by which the process ended.
+Reads lines `STEP SCENARIO`, plays each in FOLDER/STEP/SCENARIO, and prints the signal by which the process ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.workspace.scenarios import BY_NAME, Stage
 
 
 def make_repeatable(patch: pytest.MonkeyPatch) -> None:
-    """Ids and times that are the same in every process, so that what they leave can be compared."""
+    """Make ids and times the same in every process, so that the resulting folders can be compared."""
     numbers = itertools.count(1)
     for name in ("new_job_id", "new_public_id"):
         patch.setattr(layout, name, lambda: f"1700000000_1_{next(numbers)}")
@@ -35,7 +35,7 @@ def main() -> None:
         if process == 0:
             make_repeatable(pytest.MonkeyPatch())
             Stage(BY_NAME[name], Path(sys.argv[1], step, name), SuicidalDisk(int(step))).act()
-            os._exit(1)  # it should not have come so far
+            os._exit(1)  # the process should have died before
         print(os.WTERMSIG(os.waitpid(process, 0)[1]), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Films of scenarios, and the power cut at every moment of them."""
+"""Recordings ("films") of scenarios, and a power cut at every moment of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORKSPACE = "folder/workspace"
 
 @dataclass
 class Film:
-    """What was done to a disk, where it becomes interesting, and what was promised when."""
+    """The operations on a disk, the position from which cuts are tested, and what was promised when."""
 
     log: list[Op]
     start: int
@@ -29,13 +29,13 @@ class Film:
     syncs: list[str]
 
     def promised(self, position: int) -> Ledger:
-        """The most that was promised before the operation at `position`, the next, began."""
+        """All that was promised before the operation at `position` began."""
         just_told = [ledger for at, promised, ledger in self.promises if at == position and promised]
         return just_told[-1] if just_told else [ledger for at, _, ledger in self.promises if at < position][-1]
 
 
 def film(scenario: Scenario, folder: Path, **faults: int | str) -> Film:
-    """A scenario from begin to end; or to a death, or to an error, after which another process goes on."""
+    """Record a scenario from start to end; or to a death or an error, after which another process continues."""
     folder.mkdir(parents=True)
     disk = RecordingDisk(folder, **faults)  # type: ignore[arg-type]
     promises: list[tuple[int, bool, Ledger]] = []
@@ -56,7 +56,7 @@ def film(scenario: Scenario, folder: Path, **faults: int | str) -> Film:
 
 
 def go_on(life: Life) -> None:
-    """What others do next, and are told, while nothing is safe that the dead process had not synced."""
+    """Let another process recover and submit, while whatever the dead process did not sync is still unsafe."""
     found = look(life.path)
     keys = {asked.key: asked.prompt.decode() for asked in everything_asked(life.ledger) if asked.key}
     life.ledger.check(found)
@@ -69,12 +69,12 @@ def go_on(life: Life) -> None:
 
 
 def cut_everywhere(film: Film, folder: Path, *, moves: Moves = Moves.BOTH, limit: int = 32) -> int:
-    """How many states of the disk there were. Broken if one of them breaks a promise."""
+    """Cut the power at every position; return the number of disk states checked. Raises Broken if one breaks a promise."""
     return cut(film, folder, range(film.start, len(film.log) + 1), moves=moves, limit=limit)
 
 
 def cut_after_promises(film: Film, folder: Path, *, moves: Moves = Moves.BOTH, limit: int = 32) -> int:
-    """Only where somebody had just been told something: most of what can be broken is seen there."""
+    """Cut only right after a promise: most violations show there."""
     told = {at for at, promised, _ in film.promises if promised and at >= film.start}
     return cut(film, folder, sorted(told), moves=moves, limit=limit)
 

@@ -1,4 +1,4 @@
-"""Ledger: what clients and servers were told about each job, and whether a workspace on disk keeps all of it."""
+"""Ledger: what clients and servers were promised about each job, to check a workspace on disk against."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from penstock.workspace.store.files import (
 )
 from penstock.workspace.store.recovery import MAX_DEATHS
 
-ASKED_TO_CANCEL = "cancel/"  # stands among a job's files for the one in `cancel`
+ASKED_TO_CANCEL = "cancel/"  # listed with a job's files: stands for its file in `cancel`
 VISIBLE = (Place.READY, Place.PROCESSING, *FINISHED)
 
 Files = dict[str, bytes]
-Found = dict[str, dict[Place, Files]]  # the visible jobs, each with where it lies: that should be one place
+Found = dict[str, dict[Place, Files]]  # the visible jobs, each with its places: there should be one
 
 
 class Broken(AssertionError):
@@ -41,7 +41,7 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A job that somebody tried to submit and was not given the id of: it may be there, whole, or not at all."""
+    """A submission that has not returned an id: the job may exist, complete, or not at all."""
 
     prompt: bytes
     request: bytes
@@ -51,14 +51,14 @@ class Attempt:
 @dataclass(frozen=True, slots=True)
 class Job:
     asked: Attempt
-    places: frozenset[Place | None]  # where it may lie now; None: cleaned away
+    places: frozenset[Place | None]  # where it may be now; None: removed
     answers: frozenset[bytes] = frozenset()  # results that a server has begun to write
-    end: tuple[Place, bytes] | None = None  # what was once seen finished, or told to be, stays so
+    end: tuple[Place, bytes] | None = None  # once seen or reported as finished, it stays so
     may_fail: bool = False  # it was cancelled, or a server let it fail
-    asked_to_cancel: bool = False  # and whoever asked was told that it will be
-    cleaned: bool = False  # somebody wanted it gone: if a power cut brings it back, its key may be another's
+    asked_to_cancel: bool = False  # and the request was acknowledged
+    cleaned: bool = False  # its removal was requested: if a power cut brings it back, its key may belong to another job
     suspect: bool = False
-    fewest_alone: int = 0  # runs alone whose count must be on the disk, and may be
+    fewest_alone: int = 0  # isolated runs: the least and the most that the disk may count
     most_alone: int = 0
 
 
@@ -66,8 +66,8 @@ class Job:
 class Ledger:
     jobs: dict[str, Job] = field(default_factory=dict)
     attempts: tuple[Attempt, ...] = ()
-    forgiving: bool = False  # a job that was refused for an error of the disk may come back, whole, in a power cut
-    on_change: Callable[[bool], None] = lambda _: None  # told whether something was promised (or else begun)
+    forgiving: bool = False  # a job refused because of a disk error may come back, complete, after a power cut
+    on_change: Callable[[bool], None] = lambda _: None  # called with whether something was promised (or else begun)
 
     def copy(self) -> Ledger:
         return Ledger(dict(self.jobs), self.attempts, self.forgiving)
@@ -87,7 +87,7 @@ class Ledger:
         self.on_change(False)
 
     def refuse(self, attempt: Attempt) -> None:
-        """The client was told that it failed: from now on the job must not be there."""
+        """Record that the client got an error: from now on the job must not exist."""
         if not self.forgiving:
             self._forget(attempt)
 
@@ -106,10 +106,10 @@ class Ledger:
             self.jobs[job_id] = replace(known, places=known.places - {None})
         self._forget(attempt)
 
-    # ---- what must be true whenever one looks ----
+    # ---- what must be true at any time ----
 
     def check(self, found: Found, *, tidy: bool = True) -> None:
-        """`tidy`: what helped a job on its way is gone when it is done; a power cut may bring it back, and nobody minds."""
+        """`tidy`: a finished job must have no temporary files; after a power cut, they may reappear."""
         for job_id, job in self.jobs.items():
             if job_id not in found and None not in job.places:
                 raise Broken("nothing is lost", f"{job_id} is nowhere")
@@ -131,7 +131,7 @@ class Ledger:
             raise Broken("one job for a key", f"two jobs of {len(set(keys))} keys")
 
     def adopt(self, found: Found) -> None:
-        """After a crash: what is there now stays, and what may have been lost or not has been decided."""
+        """After a crash: what exists now stays, and what could have been lost has been decided."""
         for job_id in list(self.jobs):
             if job_id not in found:
                 del self.jobs[job_id]
@@ -146,7 +146,7 @@ class Ledger:
         self.on_change(True)
 
     def adopt_for_now(self, found: Found) -> None:
-        """After a death of a process only: what is there now may be gone after a power cut, if nobody was told of it."""
+        """After the death of a process only: a later power cut can still undo what was never acknowledged."""
         self._meet_strangers(found)
         for job_id, places in found.items():
             self.jobs[job_id] = replace(self.jobs[job_id], places=self.jobs[job_id].places | places.keys())
@@ -219,11 +219,11 @@ def is_proof(record: bytes, outcome: str, text: bytes) -> bool:
     return told.get("outcome") == outcome and told.get("sha256") == hashlib.sha256(text).hexdigest()
 
 
-# ---- looking, without any of the code that is tested ----
+# ---- reading, without any of the tested code ----
 
 
 def look(path: Path) -> Found:
-    """Paths are plain strings here, and in `seals`: these two are called tens of thousands of times."""
+    """Read all visible jobs. Paths are plain strings here and in `seals`, which are called tens of thousands of times."""
     found: Found = {}
     for place in VISIBLE:
         for folder in _entries(f"{path}/{place}"):
@@ -235,7 +235,7 @@ def look(path: Path) -> Found:
 
 
 def seals(path: Path) -> dict[str, tuple[int, bytes]]:
-    """Everything about finished jobs that must not change any more: names, bytes, and when each was changed last."""
+    """Everything about finished jobs that must never change again: names, bytes and modification times."""
     found = {}
     waiting = [f"{path}/{place}" for place in FINISHED]
     while waiting:
@@ -256,7 +256,7 @@ def _entries(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _read(file: str) -> bytes:
-    """As `Path.read_bytes`, without making a Path and a buffer first."""
+    """Like `Path.read_bytes`, without creating a Path and a buffer."""
     descriptor = os.open(file, os.O_RDONLY)
     try:
         return os.read(descriptor, os.fstat(descriptor).st_size + 1)

@@ -1,4 +1,4 @@
-"""Life: one process at a workspace, client or server, that writes down in a ledger what it begins and what it is told."""
+"""Life: one process using a workspace, as client or server, that records in a ledger what it begins and what it is promised."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.workspace.crashing import SteppingDisk
 from tests.workspace.ledger import Attempt, Broken, Ledger, look, seals
 
 SEED, FINGERPRINT_BYTES = 7, b"what is answered"
-TOKENS = tuple(range(1, 9))  # what the model says, whoever runs it
-HOURS = 1e5  # seconds: what nobody has touched for so long is stale
+TOKENS = tuple(range(1, 9))  # what the model generates, on any server
+HOURS = 1e5  # seconds: anything untouched for this long is stale
 
 
 class Life:
@@ -48,14 +48,14 @@ class Life:
     def workspace(self) -> Workspace:
         if self._workspace is None:
             self._workspace = self.workspace_type(self.path, create=True, disk=self.disk)
-            ended = self._workspace.close.detach()  # a process that was killed does not close its folders once more, later
+            ended = self._workspace.close.detach()  # a killed process must not close its folders again later
             assert ended is not None
             _, close, folders, _ = ended
             self._close = partial(close, *folders)
         return self._workspace
 
     def end(self) -> None:
-        """Only closes what is open, as the kernel does when a process ends: nothing on the disk changes."""
+        """Close what is open, as the kernel does when a process ends: nothing on disk changes."""
         for held in self.held.values():
             held.release()
         self.transcripts, self.held = {}, {}
@@ -118,7 +118,7 @@ class Life:
         there = {job_id for place in FINISHED for job_id in self.workspace.names(place)}
         removed = Flow(self.workspace).gc(older_than=-1).jobs
         left = {job_id for place in FINISHED for job_id in self.workspace.names(place)}
-        for job_id in there.intersection(ended) - left:  # one that somebody else has removed may come back in a power cut
+        for job_id in there.intersection(ended) - left:  # one removed by another process may come back after a power cut
             self.ledger.is_at(job_id, None)
         return removed
 
@@ -143,7 +143,7 @@ class Life:
         self.ledger.change(job_id, promised=True, fewest_alone=job.fewest_alone + 1)
 
     def say(self, job_id: str, count: int, *, sync: bool = False) -> None:
-        """The next tokens, after those that are said already."""
+        """Write the next tokens, after those already written."""
         held = self.held[job_id]
         if job_id not in self.transcripts:
             said = read_tokens(held.folder) or SavedTokens(SEED, FINGERPRINT_BYTES)
@@ -163,7 +163,7 @@ class Life:
             assert text == words(0, count)
 
     def finish(self, job_id: str) -> bytes:
-        """Each life has words of its own, so that a result which another replaces is seen."""
+        """Finish a job with an answer specific to this life, so that replacing another's result is detected."""
         job = self.ledger.jobs[job_id]
         answer = f"{self.name} answers: ".encode() + job.asked.prompt
         self.ledger.change(job_id, promised=False, answers=job.answers | {answer}, places=job.places | {Place.OUTPUT})
@@ -212,14 +212,14 @@ class Life:
         self.transcripts.pop(job_id, None)
 
     def moved_on(self, jobs: list[str]) -> bool:
-        """Whether one of these jobs has left our hands, though we were told of an error afterwards."""
+        """Whether one of these jobs was moved and released before the error that we got."""
         gone = [job_id for job_id in jobs if job_id in self.held and self.held[job_id].folder < 0]
         for job_id in gone:
             self._let_go(job_id)
         return bool(gone)
 
     def run(self, job_id: str) -> None:
-        """What a server does with one job, from claim to end. After an error it goes on."""
+        """Do what a server does with one job, from claim to end; after an error, continue where it stopped."""
         if job_id not in self.held and not self.claim(job_id):
             raise Broken("nothing is stuck", f"{job_id} is ready and cannot be claimed")
         self.sync_claims()
@@ -254,8 +254,8 @@ def words(start: int, end: int) -> bytes:
 
 
 def restart(path: Path, ledger: Ledger, *, tidy: bool = True) -> list[str]:
-    """The machine, or the process, is there again: look, recover, run what waits, and see that all promises are kept. Tells the
-    jobs that ran."""
+    """After a restart of the machine or process: recover, run what waits, and check that all promises are kept. Return the jobs
+    that ran."""
     found = look(path)
     ledger.check(found, tidy=tidy)
     keys = {asked.key: asked.prompt.decode() for asked in everything_asked(ledger) if asked.key}
@@ -301,7 +301,7 @@ def check_all_ended(path: Path, ledger: Ledger, tidy: bool = True) -> None:
 
 
 def check_sealed(sealed: dict[str, tuple[int, bytes]], path: Path) -> dict[str, tuple[int, bytes]]:
-    """Returns what is sealed now."""
+    """Check that sealed files are unchanged; return what is sealed now."""
     now = seals(path)
     changed = [os.path.relpath(file, path) for file, seal in sealed.items() if now.get(file) != seal]
     added = [os.path.relpath(file, path) for file in now if file not in sealed and os.path.dirname(file) in sealed]

@@ -1,14 +1,14 @@
-"""What a disk may hold after a power cut: every operation is recorded, and the states that it could leave are enumerated.
+"""What a disk can hold after a power cut: every operation is recorded, and the states that it could leave are enumerated.
 
 The model, which promises less than any file system in use:
 
-- The bytes of a file are safe up to its last sync. Of those written later nothing may be there, or a part of them, or as many
-  zeros, or zeros and then a part.
-- An entry of a folder (a file or folder made, moved or removed) is safe when that folder was synced afterwards. Of the others any
-  set may have survived, as long as changes of the same name in the same folder survive in their order. The sync of a file says
-  nothing about its name, and the sync of a folder nothing about the bytes of its files.
-- A move is atomic: it has happened in both folders or in none. How it becomes safe is told by `Moves`.
-- After a sync that failed, the bytes which it should have saved are lost, whatever later syncs say: Linux counts them as written.
+- The bytes of a file are safe up to its last sync. Those written later can be missing, present in part, replaced by as many
+  zeros, or by zeros and then a part.
+- An entry of a folder (a file or folder made, moved or removed) is safe once that folder is synced afterwards. Of the others any
+  set can survive, as long as changes of the same name in the same folder survive in order. Syncing a file does not make its name
+  safe, and syncing a folder does not make the bytes of its files safe.
+- A move is atomic: it has happened in both folders or in neither. `Moves` defines when it becomes safe.
+- After a failed sync, the bytes that it should have saved are lost, even if later syncs succeed: Linux counts them as written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.workspace.crashing import KillingDisk
 
 
 class Moves(Enum):
-    """From what is usual to what no file system with a journal does."""
+    """When a move is safe: from the usual case to one that no journaling file system allows."""
 
     EITHER = "the sync of one of the two folders makes a move safe"
     BOTH = "it takes the syncs of both"
@@ -44,7 +44,7 @@ ROOT: Inode = 0
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One change of one folder or file. `child` is what the name means from now on; None: nothing. A move has two of them."""
+    """One change of a folder or file. entries: (folder, name, child); a child of None removes the name. A move has two."""
 
     kind: str  # create, entries (others than a new file), write, cut, sync, lost (a sync that failed) or everything
     inode: Inode = ROOT
@@ -54,7 +54,7 @@ class Op:
 
 
 class RecordingDisk(KillingDisk):
-    """Writes down what happens below a folder. `omit` names a sync that is left out, `fail` the number of one that fails."""
+    """Records the operations below a folder. `omit` names a sync to skip, `fail` is the number of a sync that fails."""
 
     def __init__(self, root: Path, *, kill: int = 0, omit: str = "", fail: int = 0) -> None:
         super().__init__(before=kill)
@@ -67,7 +67,7 @@ class RecordingDisk(KillingDisk):
         self._numbers = itertools.count(1)
 
     def revive(self) -> None:
-        """The process is dead, or has seen the error; the machine runs on, for another."""
+        """The process is dead, or has got the error; another one can now use the disk."""
         self.armed = self.dead = False
 
     def everything_is_safe(self) -> None:
@@ -148,7 +148,7 @@ class RecordingDisk(KillingDisk):
                 self._names[child] = folder, name
 
     def _label(self, inode: Inode) -> str:
-        """What is synced, in words that are the same for every job."""
+        """Name what is synced, in the same way for every job."""
         _, name = self._names.get(inode, (ROOT, "the folder above"))
         if inode in self._folders:
             return "the job" if name.count("_") == 2 else name
@@ -156,7 +156,7 @@ class RecordingDisk(KillingDisk):
 
 
 def _caller() -> str:
-    """The function of the workspace that wants a sync, below which only its own small parts lie."""
+    """The workspace function that requests a sync, skipping the small helpers that it calls."""
     frame = sys._getframe(2)
     while (
         frame.f_code.co_name in ("put_file", "rewrite_file", "_fill", "_move", "_sync", "grow_file", "_put")
@@ -183,7 +183,7 @@ class _File:
     now: bytes = b""
 
     def possible(self) -> list[bytes]:
-        """From nothing of what came after the last sync to all of it."""
+        """The possible contents: from nothing written after the last sync to all of it."""
         pairs = zip(self.saved, self.now, strict=False)
         common = next((at for at, (old, new) in enumerate(pairs) if old != new), min(len(self.saved), len(self.now)))
         kept, new = self.now[:common], self.now[common:]
@@ -194,7 +194,7 @@ class _File:
 
 
 class Remains:
-    """All that a cut after the first operations of a log could leave."""
+    """All states that a power cut after these operations could leave."""
 
     def __init__(self, log: Sequence[Op], moves: Moves = Moves.EITHER) -> None:
         self.changes: list[_Change] = []
@@ -227,8 +227,8 @@ class Remains:
         self.open = [number for number, change in enumerate(self.changes) if not change.safe]
 
     def trees(self, limit: int, chance: random.Random) -> Iterator[Tree]:
-        """Sets of surviving entries, and for each of them possible bytes: all where they are not more than `limit`, else those at
-        the edges and a sample."""
+        """Yield trees: sets of surviving entries, each with possible file contents. All combinations if at most `limit`, else
+        the edge cases and a sample."""
         for survived in self._sets(limit, chance):
             folders: dict[Inode, dict[str, Inode]] = {}
             for number, change in enumerate(self.changes):
@@ -260,7 +260,7 @@ class Remains:
                 yield chosen
 
     def _closed(self, chosen: set[int]) -> set[int]:
-        """Without those whose predecessor at the same name is missing."""
+        """Drop changes whose predecessor for the same name is missing."""
         kept: set[int] = set()
         for number in sorted(chosen):
             if all(self.changes[needed].safe or needed in kept for needed in self.changes[number].needs):
@@ -283,7 +283,7 @@ def _change(file: _File, op: Op) -> None:
         file.now = file.now[: op.offset].ljust(op.offset, b"\0") + op.data + file.now[op.offset + len(op.data) :]
     elif op.kind == "cut":
         file.now = file.now[: op.offset]
-    elif op.kind == "lost":  # the kernel takes what it could not write for written: only what is written again is ever saved
+    elif op.kind == "lost":  # the kernel counts what it could not write as written: only what is written again is ever saved
         file.now = file.saved[: len(file.now)].ljust(len(file.now), b"\0")
     else:
         file.saved = file.now

@@ -19,18 +19,18 @@ from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import JobEnd, Pool
 from tests.workspace.runners import FakeRunner, length_of, text_of
 
-PATIENCE = 60.0  # seconds for what should take a moment: the machine may be busy with other things
+PATIENCE = 60.0  # seconds for what should take a moment: the machine may be busy
 VISIBLE = (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED)
 
 
 def prompts(count: int, *, longer_than: int = 0, name: str = "prompt") -> list[str]:
-    """Different ones, each with an answer of more tokens than that."""
+    """Make different prompts, each with an answer of more than this many tokens."""
     found = (f"{name} {number}" for number in range(10_000))
     return [prompt for prompt, _ in zip((p for p in found if length_of(p) > longer_than), range(count), strict=False)]
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
-    """Look again and again until it is true, and return it."""
+    """Poll until the condition is true, and return its value."""
     deadline = time.monotonic() + PATIENCE
     while not (answer := found()):
         assert time.monotonic() < deadline, f"Waited {PATIENCE:.0f} s for {what}."
@@ -39,7 +39,7 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 
 class Queue:
-    """A workspace as a client sees it, and whoever serves it. `ends` are the jobs that ended in pools of ours, in that order."""
+    """A workspace, with clients and pools. `ends` are the jobs that ended in these pools, in that order."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.made = path, path.parent / "made"
@@ -62,7 +62,7 @@ class Queue:
         return [self.work.submit(text, **details) for text in texts]
 
     def plant(self, job_id: str, files: dict[str, bytes], place: Place = Place.READY) -> Path:
-        """A job as somebody might make it by hand."""
+        """Create a job by hand, as a user might."""
         folder = self.path / place / job_id
         folder.mkdir()
         for name, data in files.items():
@@ -73,7 +73,7 @@ class Queue:
         return [self.flow.wait(job, timeout=PATIENCE) for job in jobs]
 
     def check(self, jobs: Iterable[str], texts: Iterable[str]) -> None:
-        """All of them get done, with the very bytes that the model said."""
+        """Check that all jobs are done, with exactly the bytes that the model generated."""
         for result, text in zip(self.wait(jobs), texts, strict=True):
             assert result.done, result.text
             assert result.data == text_of(text).encode()
@@ -88,7 +88,7 @@ class Queue:
 
     @contextmanager
     def pool(self, runner: FakeRunner | None = None, *, disk: Disk | None = None, **options: Any) -> Iterator[Pool]:
-        """One that serves."""
+        """Run a pool."""
         with ExitStack() as stack:
             workspace = Workspace(self.path, disk=disk)
             stack.callback(workspace.close)
@@ -100,7 +100,7 @@ class Queue:
     def drain(self, runner: FakeRunner | None = None, **options: Any) -> Any:
         return Pool(self.workspace, runner or self.runner(), on_end=self.ends.append, **options).drain()
 
-    # ---- what is there, looked at without the code that is tested ----
+    # ---- the files, read without the tested code ----
 
     def names(self, place: Place) -> set[str]:
         return {entry.name for entry in (self.path / place).iterdir()}
@@ -127,5 +127,5 @@ class Queue:
 
 
 def needed(texts: Iterable[str]) -> int:
-    """Tokens, when nothing is said twice."""
+    """The number of tokens needed if none is generated twice."""
     return sum(map(length_of, texts))

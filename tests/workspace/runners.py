@@ -1,4 +1,4 @@
-"""A runner without a model, for tests of the queue: it says the same tokens for the same prompt, and counts what it makes."""
+"""A runner without a model, for tests of the queue: it generates the same tokens for the same prompt, and counts them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.workspace.worker.pool import Pool
 from penstock.workspace.worker.runner import Sink, TextWriter
 
 POISON = "POISON"  # a prompt with this kills the process that runs it
-BREAKS = "BREAKS"  # ... and with this it makes the pass fail, for all who are in it
+BREAKS = "BREAKS"  # ... and with this the pass fails, for all jobs in it
 REFUSED = "REFUSED"
 
 
@@ -51,8 +51,8 @@ class FakeTask:
 
 
 class FakeRunner:
-    """All jobs go on together, one token each in every `step` seconds. `made` is a file with one line for each token made. Where
-    `holds_at` is a number, jobs stand still when they have said so many."""
+    """Advances all jobs together, by one token each every `step` seconds. `made` is a file with one line per generated token. If
+    `holds_at` is a number, jobs stop after that many tokens."""
 
     def __init__(self, *, step: float = 0.005, made: Path | None = None, models: Sequence[str] = ("fake",)) -> None:
         self.step, self.models, self.is_ready = step, models, True
@@ -68,7 +68,7 @@ class FakeRunner:
         self._closed = True
 
     def said(self) -> dict[str, int]:
-        """How many tokens each that runs has said."""
+        """The number of tokens that each running job has generated."""
         with self._lock:
             return {job.prompt: len(job.said) for job in self._jobs}
 
@@ -145,7 +145,7 @@ class _Job:
 
 
 def main() -> None:
-    """`python -m tests.workspace.runners WORKSPACE MADE`: a server of its own, until it is told or killed."""
+    """`python -m tests.workspace.runners WORKSPACE MADE`: a separate server, until it is stopped or killed."""
     options = ArgumentParser()
     options.add_argument("workspace")
     options.add_argument("made", type=Path)

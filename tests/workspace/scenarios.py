@@ -1,4 +1,4 @@
-"""All that is done to a workspace, one scenario each: a preparation, and the act whose every step is to be a crash point."""
+"""All operations on a workspace, one scenario each: a preparation, and an act whose every step is a crash point."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Scenario:
 
 
 class Stage:
-    """A scenario on a disk: prepared, and ready to be acted once."""
+    """A scenario on a disk: prepared, and ready for its act."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Stage:
         self.scenario.act(self.life, self.jobs)
 
     def again(self) -> None:
-        """After an error. A job that was moved before the error is where it should be: a server would leave it there."""
+        """Act again after an error, unless a job was moved before the error: a server would leave it there."""
         if not self.life.moved_on(self.jobs):
             self.scenario.act(self.life, self.jobs)
 
@@ -130,7 +130,7 @@ def a_torn_orphan_again(life: Life) -> list[str]:
 
 
 def a_finished_orphan(life: Life) -> list[str]:
-    """Its server died when all was written, and the job was not moved yet."""
+    """Its server died after everything was written, before the job was moved."""
     (job,) = a_talking_job(life)
     with life.disk.dying_before("move"):
         life.finish(job)
@@ -253,7 +253,7 @@ BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 def count_steps(scenario: Scenario, path: Path) -> list[str]:
-    """Every step of the act, when nothing goes wrong."""
+    """The steps of the act, if nothing goes wrong."""
     disk = SteppingDisk()
     with process():
         Stage(scenario, path, disk).act()

@@ -19,7 +19,7 @@ from penstock.workspace.store.files import FINISHED, ISOLATED_RUN, RESULT, USAGE
 from penstock.workspace.work import Work
 from tests.server import clean_environment
 
-PATIENCE = 120.0  # seconds for what should take a few: the machine may be busy with other things
+PATIENCE = 120.0  # seconds for what should take a few: the machine may be busy
 VISIBLE = (Place.READY, Place.PROCESSING, Place.OUTPUT, Place.FAILED)
 
 Seal = tuple[int, int, Place]
@@ -31,7 +31,7 @@ def fake_server(workspace: Path, made: Path, *more: str) -> list[str]:
 
 
 class Servers:
-    """So many processes on one workspace. One that dies is started again."""
+    """Several processes on one workspace. One that dies is started again."""
 
     def __init__(self, command: Callable[[], list[str]], count: int, log: Path) -> None:
         self._command, self._log = command, log
@@ -39,7 +39,7 @@ class Servers:
         self.kills = self.deaths = 0
 
     def kill(self, number: int, and_then: Callable[[], object] = lambda: None) -> None:
-        """As the kernel does it when memory runs out: no goodbye."""
+        """Kill a process without notice, as the kernel does when memory runs out, and start another."""
         self.processes[number].kill()
         self.processes[number].wait()
         self.kills += 1
@@ -47,7 +47,7 @@ class Servers:
         self.processes[number] = self._start()
 
     def revive(self) -> None:
-        """Start those again that died by themselves."""
+        """Restart processes that died by themselves."""
         for number, process in enumerate(self.processes):
             if process.poll() is not None:
                 self.deaths += 1
@@ -75,7 +75,7 @@ def servers(command: Callable[[], list[str]], count: int, log: Path) -> Iterator
 
 
 class Witness:
-    """Looks at a workspace all the time, without any of its code: what was finished once must stay what it was."""
+    """Watches a workspace, without using its code: finished jobs must never change."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -134,7 +134,7 @@ def wait_until_idle(path: Path, while_waiting: Callable[[], object] = lambda: No
         time.sleep(0.05)
 
 
-# ---- what is there at the end, looked at without the code that is tested ----
+# ---- the files at the end, read without the tested code ----
 
 
 def places_of(path: Path) -> dict[str, list[Place]]:

@@ -1,4 +1,4 @@
-"""Clients of a workspace, while others clean, cancel and copy it: each gets its answer, or the true reason why there is none."""
+"""Clients of a workspace, while others clean, cancel and copy it: each gets its answer, or the real reason why there is none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ID = "1000_1_1"
 
 
 class FullFor(Disk):
-    """Has no room for files of a name."""
+    """A disk without space for files of some names."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -45,7 +45,7 @@ class FullFor(Disk):
 
 
 class Stuck(Disk):
-    """Cannot move some jobs."""
+    """A disk that cannot move some jobs."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
@@ -141,7 +141,7 @@ def check_new_job(queue: Queue, old: str) -> None:
     assert queue.work.submit("x", key="k") == new
 
 
-# ---- looking while others clean ----
+# ---- reading while others clean ----
 
 
 def test_a_list_goes_on_beside_a_job_whose_record_is_a_link(
@@ -295,7 +295,7 @@ def finished_job(queue: Queue, **details: Any) -> str:
 
 
 def throw_away(queue: Queue, job: str) -> None:
-    """What somebody does who cleans at this very moment."""
+    """Delete a job, like another client that cleans at this moment."""
     queue.workspace.throw_away([job], Place.OUTPUT)
 
 

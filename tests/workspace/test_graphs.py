@@ -48,7 +48,7 @@ class Asked:
 
 
 class Silent:
-    """A task that says nothing by itself: a rule decides how the job ends."""
+    """A task that sends no updates itself: a rule decides how the job ends."""
 
     model, fingerprint, seed, resumable = "fake", bytes(16), None, True
 
@@ -63,7 +63,7 @@ class Silent:
 
 @dataclass
 class Server:
-    """What a pool does, step by step and without threads: the real scanner tells whom to take, real processors run them."""
+    """A pool's work, step by step and without threads: the real scanner chooses jobs, real processors run them."""
 
     workspace: Workspace
     on_start: Callable[[str, str], None]
@@ -89,7 +89,7 @@ class Server:
         self.scanner.read_new_jobs(seconds=10.0)
 
     def take(self) -> bool:
-        """The next that is offered; one that ends before it begins has ended here."""
+        """Take the next job; if it ends before it begins, end it here."""
         self.scanner.read_new_jobs(seconds=10.0)
         waiting = self.scanner.first(self.accepts)
         if waiting is None:
@@ -105,7 +105,7 @@ class Server:
         return True
 
     def hear(self, job_id: str, *updates: JobUpdate) -> bool:
-        """Whether the job ended, and did not go back to the queue."""
+        """Deliver updates; return whether the job ended, rather than going back to the queue."""
         for update in updates:
             self.sinks[job_id](update)
         return self.end(job_id)
@@ -130,17 +130,17 @@ class Graphs(RuleBasedStateMachine):
         super().__init__()
         self.resources = ExitStack()
         patch = self.resources.enter_context(pytest.MonkeyPatch.context())
-        numbers = itertools.count(1)  # as of many machines: an id may sort before one that was given earlier
+        numbers = itertools.count(1)  # as from many machines: an id can sort before an earlier one
         patch.setattr(layout, "new_job_id", lambda: f"1700000000_{(number := next(numbers)) * 7 % 13}_{number}")
         path = self.resources.enter_context(quick_folder()) / "workspace"
         self.workspace = Workspace(path, create=True)
         self.resources.callback(self.workspace.close)
         self.work, self.flow = Work(self.workspace), Flow(self.workspace)
         self.asked: dict[str, Asked] = {}
-        self.ends: dict[str, tuple[Status, str, str]] = {}  # status, text and code of each that was seen to have ended
+        self.ends: dict[str, tuple[Status, str, str]] = {}  # status, text and code of each job seen to have ended
         self.completed: Counter[str] = Counter()
         self.started: set[str] = set()
-        self.broken: list[str] = []  # found on starting a job, where an error would be the job's
+        self.broken: list[str] = []  # violations found while starting a job, where an exception would fail the job
         self.servers = {name: Server(self.workspace, self.on_start) for name in "AB"}
 
     def ids(self) -> list[str]:
@@ -221,7 +221,7 @@ class Graphs(RuleBasedStateMachine):
 
     @rule(server=some_server, count=st.integers(1, 3))
     def serve(self, server: str, count: int) -> None:
-        """A random walk would seldom come down a graph."""
+        """Run jobs to their ends: a random walk would seldom get through a graph."""
         self.take(server, count)
         for job_id in sorted(self.servers[server].running, key=order):
             self.say_all(self.servers[server], job_id)
@@ -284,7 +284,7 @@ class Graphs(RuleBasedStateMachine):
                 self.check_reason(job_id, result.text)
 
     def check_reason(self, job_id: str, told: str) -> None:
-        """It names one above it that failed by itself, or is gone, and one that it comes after."""
+        """The reason names an ancestor that failed by itself, or is gone, and a direct parent."""
         above = self.above(job_id)
         guilty = [job for job in above if self.ends.get(job, ("", "", ""))[2] not in ("", "parent_failed")]
         failed = any(f"The job {job} failed: " in told for job in guilty)
@@ -303,7 +303,7 @@ class Graphs(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self.die("A")
-            self.serve_until_nothing_is_open("B")  # which may hold jobs back for what A has ended
+            self.serve_until_nothing_is_open("B")  # which may hold back jobs because of parents that A has ended
             self.what_ended_stays_and_says_why()
             for job_id, asked in self.asked.items():
                 parents = [self.ends[parent][0] for parent in asked.after.values()]
@@ -341,7 +341,7 @@ WALKS = settings(
 
 
 class LongGraphs(Graphs):
-    """Many more walks."""
+    """The same, with many more random walks."""
 
 
 Graphs.TestCase.settings = WALKS

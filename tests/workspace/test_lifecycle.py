@@ -1,4 +1,4 @@
-"""The life of a job on disk: which folder means which status, what lies in it, and what its id says."""
+"""The life of a job on disk: which folder means which status, its contents, and what its id says."""
 
 from __future__ import annotations
 

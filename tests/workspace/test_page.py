@@ -1,4 +1,4 @@
-"""docs/workspace.md says what is so: its commands run, its Python runs, and the writes are those of its table."""
+"""docs/workspace.md is correct: its commands run, its Python runs, and the writes match its table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(command: list[str], where: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_commands_of_the_page_do_what_they_say(where: Path) -> None:
-    """In one shell, as somebody would type them; then the jobs that were made by hand and from Python are drained too."""
+    """In one shell, as a user would type them; then the jobs made by hand and from Python are drained too."""
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
     (program,) = blocks("python")
     waits = program.replace("timeout=600", "timeout=120")
@@ -71,7 +71,7 @@ def test_the_page_names_every_place_and_every_file() -> None:
 
 
 class Writing(Disk):
-    """Notes its calls as the page's table has them: a sync by the name of what is synced."""
+    """Records its calls in the form of the page's table: a sync by the name of what is synced."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

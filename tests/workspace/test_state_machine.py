@@ -21,7 +21,7 @@ from tests.workspace.lives import HOURS, TOKENS, Life, check_sealed, restart
 
 some_server = st.sampled_from(["A", "B"])
 some_one = st.integers(0, 20)  # of those that there are
-some_step = st.one_of(st.just(0), st.integers(1, 25))  # before which a process dies; 0: it lives
+some_step = st.one_of(st.just(0), st.integers(1, 25))  # before which a process dies; 0: it survives
 some_end = st.sampled_from(["finish", "finish", "fail", "give back", "give back a suspect"])
 some_key = st.sampled_from([None, None, "blue", "red"])
 
@@ -30,7 +30,7 @@ class Queue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.resources = ExitStack()
-        make_repeatable(self.resources.enter_context(pytest.MonkeyPatch.context()))  # or a walk could not be walked again
+        make_repeatable(self.resources.enter_context(pytest.MonkeyPatch.context()))  # or a walk could not be reproduced
         self.path = self.resources.enter_context(quick_folder()) / "workspace"
         self.ledger = Ledger()
         self.client = Life(self.path, self.ledger, name="client")
@@ -143,7 +143,7 @@ class Queue(RuleBasedStateMachine):
         self.end(*self.running(which), how, dies)
 
     def end(self, server: Life, job_id: str, how: str, dies: int) -> None:
-        """If the server dies at it, all that it holds has no owner."""
+        """If the server dies here, all that it holds loses its owner."""
         server.disk = server.workspace.disk = disk = KillingDisk(dies)
         with process():
             disk.arm()
@@ -175,7 +175,7 @@ class Queue(RuleBasedStateMachine):
     @precondition(has_ready)
     @rule(server=some_server, which=some_one, deaths=st.integers(1, 3))
     def die_alone_with_a_job(self, server: str, which: int, deaths: int) -> None:
-        """What a poisoned job does to a server; a random walk would hardly come so far."""
+        """Let a job kill its server in an isolated run; a random walk would hardly get that far."""
         ready = self.at(Place.READY)
         job_id = ready[which % len(ready)]
         for _ in range(deaths):
@@ -223,7 +223,7 @@ WALKS = settings(
 
 
 class LongQueue(Queue):
-    """Many more walks."""
+    """The same, with many more random walks."""
 
 
 Queue.TestCase.settings = WALKS

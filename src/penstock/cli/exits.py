@@ -33,7 +33,7 @@ def exit_codes() -> Iterator[None]:
                 yield
             finally:
                 _flush()
-    except BrokenPipeError:  # the reader (`| head`) has left: it has all it wanted
+    except BrokenPipeError:  # the reader (`| head`) has closed the pipe: it has all it wanted
         raise SystemExit(FAILED) from None
 
 
@@ -49,7 +49,7 @@ def _errors_printed() -> Iterator[None]:
         error.show()
         raise SystemExit(WRONG_USAGE) from None
     except typer.Abort as aborted:
-        if aborted.__context__ is not None:  # Ctrl-C or Ctrl-D instead of an answer: the cursor is behind the question
+        if aborted.__context__ is not None:  # Ctrl-C or Ctrl-D at a question: the cursor is still on its line
             print(file=sys.stderr)
         if isinstance(aborted.__context__, KeyboardInterrupt):
             raise SystemExit(INTERRUPTED) from None

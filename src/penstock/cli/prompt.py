@@ -26,7 +26,7 @@ def prompt_text(prompt: str | None, example: str) -> str:
 
 
 def is_piped() -> bool:
-    """Whether stdin is a pipe or a file, and no terminal that someone would have to type into."""
+    """Whether stdin is a pipe or a file, not a terminal."""
     return sys.stdin is not None and not sys.stdin.isatty()
 
 

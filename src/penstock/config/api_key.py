@@ -78,5 +78,5 @@ def _check_key(key: str, what: str, *, empty: str) -> str:
     if len(key) < MIN_KEY_CHARS:
         raise ConfigError(f"{what} has fewer than {MIN_KEY_CHARS} characters.", hint=MAKE_KEY_HINT)
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError(f"{what} holds spaces or characters that HTTP cannot carry.", hint=MAKE_KEY_HINT)
+        raise ConfigError(f"{what} contains spaces or characters that an HTTP header cannot have.", hint=MAKE_KEY_HINT)
     return key

@@ -13,17 +13,17 @@ MAX_CHUNK = 8192  # tokens; the attention mask grows with the square
 IDLE_FACTOR = 4  # default of idle_chunk, as a multiple of chunk
 GPU_CHUNK = 4096  # tokens that keep a GPU busy
 CPU_BUSY_CHUNK = 512
-GPU_BUSY_CHUNK = 256  # with 512, tokens of others come four times as late as without prompts
+GPU_BUSY_CHUNK = 256  # with 512, running answers get each token four times as late as without prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Scheduling and memory settings of an engine.
 
-    chunk: prompt tokens per step while other sequences decode; None for 512, and on a GPU for 256. `busy_chunk` has the number.
+    chunk: prompt tokens per step while other sequences decode; None for 512, and on a GPU for 256. `busy_chunk` resolves it.
     idle_chunk: prompt tokens per step while none does; None for four times as many, and on a GPU for at least 4096.
-    crowd_chunk: prompt tokens per step while at least a quarter as many sequences wait for their first token as decode; for
-        fewer, it is as much smaller, down to `chunk`. None for `chunk`, and on a GPU for `idle_chunk`.
+    crowd_chunk: prompt tokens per step while at least a quarter as many sequences wait for their first token as decode;
+        with fewer waiting, proportionally smaller, down to `chunk`. None for `chunk`, and on a GPU for `idle_chunk`.
     step_target: seconds; replaces `chunk` by as many tokens as keep the predicted step time below it.
     window: NetworkJobs in flight at once; None for one per device where all layers are local, else found by measuring.
     gpu_memory: the share of a GPU's memory that may be in use once a model is loaded.
@@ -67,13 +67,13 @@ class EngineConfig:
 
     @property
     def max_pass_tokens(self) -> int:
-        """The most prompt tokens that one pass takes of one origin."""
+        """The most prompt tokens of one origin in one pass."""
         if self.step_target is not None:
             return MAX_CHUNK
         return max(2 * self.busy_chunk, self.idle_chunk or IDLE_FACTOR * self.busy_chunk, self.crowd_chunk or 0)
 
     def on(self, device: str) -> EngineConfig:
-        """These settings for a kind of device: cpu, cuda or mps. What the user has set stays."""
+        """Fill in the defaults for a kind of device: cpu, cuda or mps. Values set by the user stay."""
         if device == "cpu":
             return self
         chunk = self.chunk or GPU_BUSY_CHUNK

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 FOLDER = ".usage"  # in the folder of keys, which is not read again when this changes
 SUFFIX, LOCK_SUFFIX = ".json", ".lock"
 MAX_SERVERS = 1000
-OPERATOR = ""  # in place of an owner
+OPERATOR = ""  # stands for the owner None in records
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class KeyHoldings:
 
 @dataclass(frozen=True, slots=True)
 class ServerUsage:
-    """What the keys have used of one server, by owner (see `Caller.owner`).
+    """What the keys have used on one server, by owner (see `Caller.owner`).
 
-    written: when, as Unix time. workspace: where `held` is; several servers may have the same.
+    written: Unix time. workspace: the path of the one that `held` describes; servers can share one.
     """
 
     written: float = 0.0
@@ -77,7 +77,7 @@ class ServerUsage:
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """What one key has used of all servers."""
+    """What one key has used on all servers."""
 
     total: UsageCounts = UsageCounts()
     today: UsageCounts = UsageCounts()
@@ -94,7 +94,7 @@ def _day(number: int) -> str:
 
 
 class UsageFile:
-    """The record of one server. Belongs to it until it ends: the file of another one that runs is not taken."""
+    """The record of one server, locked until it ends, so that no other running server uses the file."""
 
     def __init__(self, keys: Path) -> None:
         """keys: the folder of keys. Raises ConfigError if it cannot be written."""
@@ -110,7 +110,7 @@ class UsageFile:
             lock = _lock(self._folder / f"{number}{LOCK_SUFFIX}")
             if lock is not None:
                 return lock, number
-        raise ConfigError(f"{self._folder} has the records of {MAX_SERVERS} servers that run.")
+        raise ConfigError(f"{self._folder} is in use by {MAX_SERVERS} running servers, the limit.")
 
     def write(self, usage: ServerUsage) -> None:
         files.replace(self._folder, {self._name: json.dumps(asdict(usage), indent=1).encode() + b"\n"})
@@ -120,7 +120,7 @@ class UsageFile:
 
 
 def read_usage(keys: Path) -> dict[str, KeyUsage]:
-    """What each owner has used, of all servers with this folder of keys. Files that cannot be read are left out."""
+    """What each owner has used on all servers with this folder of keys. Files that cannot be read are left out."""
     found = [usage for file in sorted((keys / FOLDER).glob(f"*{SUFFIX}")) if (usage := _read(file)) is not None]
     day, all_used = today(), dict[str, KeyUsage]()
     latest = {usage.workspace: usage for usage in sorted(found, key=lambda usage: usage.written)}
@@ -137,7 +137,7 @@ def read_usage(keys: Path) -> dict[str, KeyUsage]:
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a file until the descriptor is closed; None if another process has."""
+    """Lock a file until the descriptor is closed; None if another process holds the lock."""
     with files.wrap_os_errors(path, "opened"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, files.PRIVATE_FILE)
         try:

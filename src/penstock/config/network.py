@@ -35,7 +35,7 @@ class NetworkConfig:
     """How a node takes part in a network. Nodes with the same `name` that reach each other share their layers.
 
     name: of the network; `none` joins no network.
-    router: what carries it, a name among the installed routers.
+    router: the name of the installed router that carries its messages.
     listen, connect: endpoints, written as `protocol/host:port`.
     lease_ms: how long a silent node counts as alive.
     open: let everyone in; otherwise both sides of a connection show a certificate signed by `ca_file`.

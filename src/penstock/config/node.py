@@ -80,7 +80,7 @@ class HostedModelConfig:
         return NOTHING_PRIVATE if self.private_layers is None else PrivateLayers.parse(self.private_layers)
 
     def ends_only(self) -> HostedModelConfig:
-        """The same model for a process that asks a network and leaves: its ends, without layers unless some are private."""
+        """The same model for a short-lived client of a network: only its ends, and no layers unless some are private."""
         return replace(self, layers=ENDS) if self.private == NOTHING_PRIVATE else self
 
     def check_standalone(self) -> None:

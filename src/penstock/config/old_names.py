@@ -103,7 +103,7 @@ def replacement(key: str, value: object = "") -> str:
 
 
 def old_variables(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each variable that is set for Language Pipes or nrvna-ai: it has no effect, and what to use."""
+    """Yield a warning for each variable of Language Pipes or nrvna-ai that is set, with what to use instead."""
     for name in sorted(name for name, value in environ.items() if value):
         if name in LANGUAGE_PIPES_VARIABLES:
             yield f"{name} is a variable of Language Pipes and has no effect. {LANGUAGE_PIPES_VARIABLES[name]}"

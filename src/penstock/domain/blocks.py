@@ -3,8 +3,8 @@
 The same pool runs at each stage, where a block is part of a tensor, and at the origin, where it is only counted. The same calls
 in the same order have the same result in both, so the origin knows what fits without asking.
 
-Layers that look differently far back are in different groups (WindowGroups). A block holds the KV of `block_size` tokens in the
-layers of one group, whichever. A table has a row for every `block_size` tokens: a block of each group, side by side.
+Layers that look back over different distances are in different groups (WindowGroups). A block holds the KV of `block_size`
+tokens in the layers of any one group. A table has a row for every `block_size` tokens: a block of each group, side by side.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class BlockPool:
         """Remove blocks for this many rows (at most `available`), and return them."""
         removed = [self._take() for _ in range(rows * self.groups)]
         for block in removed:
-            del self._refs[block]  # it has no key: nobody can find what was taken
+            del self._refs[block]  # it has no key: no lookup can find it
         self.capacity -= rows
         return removed
 
@@ -110,7 +110,7 @@ class BlockPool:
         self.capacity += len(blocks) // self.groups
 
     def first_seen(self, rows: int, group: int = 0) -> int:
-        """The first row whose block of a group the tokens after this many full rows see."""
+        """The first row whose block of a group is still seen by tokens after this many full rows."""
         window = self.windows[group]
         return 0 if window is None else max(0, rows * self.block_size + 1 - window) // self.block_size
 
@@ -171,7 +171,7 @@ class BlockPool:
         return sum(map(self._idle.__contains__, found))
 
     def commit(self, blocks: Iterable[int], keys: Iterable[bytes]) -> None:
-        """Make rows of a table findable by their keys, except for blocks of which there is another with that key already."""
+        """Make rows of a table findable by their keys, except for blocks whose key another block has already."""
         if not self.prefix_cache:
             return
         names = keys if self.groups == 1 else (_name(key, group) for key in keys for group in range(self.groups))
@@ -213,7 +213,7 @@ class BlockPool:
 
 
 def _name(key: bytes, group: int) -> bytes:
-    """What a group's block of a row is found by."""
+    """The key under which a group's block of a row is found."""
     return key + bytes((group,)) if group else key
 
 

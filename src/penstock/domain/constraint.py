@@ -15,7 +15,7 @@ class Constraint(Protocol):
 
     def mask(self) -> Any:
         """The tokens allowed now, as a numpy array of uint32 words: token t is bit t % 32 of word t // 32. None if they are not
-        known in time: then the engine computes the position again and asks once more."""
+        known in time: the engine then computes the position again and calls this once more."""
 
     def prefetch(self) -> None:
         """Begin to compute the next mask in the background, where that is possible."""

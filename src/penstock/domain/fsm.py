@@ -1,6 +1,6 @@
 """The state machine of a visit: what happens next to a job on a node, as one pure function.
 
-docs/architecture.md has the table, the drawing and every difference to the text of Language Pipes that it comes from; a test
+docs/architecture.md has the table, the drawing and every difference from the Language Pipes text that it is based on; a test
 compares the page with this function.
 """
 

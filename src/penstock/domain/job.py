@@ -25,9 +25,9 @@ class SequenceState(Enum):
     IGNORED = auto()  # can never fit
 
 
-WAITING, RUNNING, PAUSED, WAITING_PREEMPT, FINISHED, IGNORED = SequenceState  # quicker to get than as its attributes
+WAITING, RUNNING, PAUSED, WAITING_PREEMPT, FINISHED, IGNORED = SequenceState  # faster than attributes of the Enum
 
-STALE_AFTER_S = 30.0  # a job counts as stale when nothing of it was computed for so long after it was begun
+STALE_AFTER_S = 30.0  # a started job counts as stale when no part of it was computed for this long
 HOLDS_KV = (RUNNING, PAUSED)
 QUEUED = (WAITING, WAITING_PREEMPT)
 TERMINAL = (FINISHED, IGNORED)
@@ -81,7 +81,7 @@ class Job:
                 self.reachable = False
 
     def is_stale(self, now: float) -> bool:
-        """Whether it was begun, and nothing of it was computed for STALE_AFTER_S. A job that waits for its first turn is not."""
+        """Whether it was started, but no part of it was computed for STALE_AFTER_S. A job that waits to start is not stale."""
         return self.last_update is not None and now - self.last_update > STALE_AFTER_S
 
     @property
@@ -167,7 +167,7 @@ class Sequence:
 
     @property
     def shown_state(self) -> SequenceState:
-        """Its state for people: one that generates is RUNNING between two tokens, too."""
+        """The state to display: a sequence that generates is RUNNING between two tokens, too."""
         return RUNNING if self.state is PAUSED and self.decoding else self.state
 
     @property

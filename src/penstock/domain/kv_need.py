@@ -17,7 +17,7 @@ class KvNeed:
         self._size = block_size
         self._windows = windows
         seen = [UNBOUNDED if window is None else self._rows(window - 1) for window in windows]
-        self._limits = [rows + self._rows(ahead) + 1 for rows in seen]  # by group: rows of which a text holds a block at most
+        self._limits = [rows + self._rows(ahead) + 1 for rows in seen]  # by group: the most rows of which a text holds a block
 
     def whole(self, tokens: int) -> int:
         """Blocks that a text of this many tokens holds at once, at most."""
@@ -33,8 +33,8 @@ class KvNeed:
         return sum([max(0, min(to_come, limit - held)) for limit, held in self._held(rows, passed)])
 
     def room(self, scheduled: int, passed: int) -> int:
-        """How many tokens after the first `scheduled` ones a text may have computed without more blocks than `whole` says, when
-        those of `passed` rows have passed all stages."""
+        """How many tokens after the first `scheduled` ones can be granted without more blocks than `whole` says, when those of
+        `passed` rows have passed all stages."""
         row = min([limit - held for limit, held in self._held(0, passed)])
         return row * self._size - scheduled
 

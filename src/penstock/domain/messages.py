@@ -49,7 +49,7 @@ class CloseRoute:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Keeps a route open, and asks how its NetworkJobs get on."""
+    """Keeps a route open, and requests a report about its NetworkJobs."""
 
     route: RouteId
     stamp: int  # the origin's clock; the Pong repeats it
@@ -66,8 +66,8 @@ class LegReport(NamedTuple):
     layer: int
     newest: int  # number of the newest NetworkJob that its sender has handed over, as far as known here; -1 for none
     received: int  # bytes that came from the sender so far, for any route
-    here: tuple[int, ...] = ()  # NetworkJobs that have arrived and did not leave yet
-    missing: tuple[int, ...] = ()  # ... and older ones than `newest` that did not arrive, although there was time to
+    here: tuple[int, ...] = ()  # NetworkJobs that have arrived and not left yet
+    missing: tuple[int, ...] = ()  # ... and those older than `newest` that should have arrived by now
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Pong:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Answers a Ping between two passes: the blocks that a route has. Sent unasked, it recalls some."""
+    """Answers a Ping between two passes: the blocks that a route has. Sent without a Ping, it recalls some."""
 
     route: RouteId
     stamp: int  # of the Ping; 0 for a recall
@@ -107,8 +107,8 @@ MAX_POSITIONS = 256  # sequences in one StageProgress
 
 @dataclass(frozen=True, slots=True)
 class StageProgress:
-    """Tells an origin how far a stage is with prompts that are still on their way. Never waited for: the NetworkJobs that return
-    say the same later."""
+    """Tells an origin how far a stage is with prompts that are still on their way. Nothing waits for it: the NetworkJobs that
+    return carry the same information later."""
 
     route: RouteId
     layer: int  # the stage has run all layers below this one

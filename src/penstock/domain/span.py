@@ -75,7 +75,7 @@ class Verdict(Enum):
     FAILED = auto()  # the computation failed there
 
 
-APPEND = Verdict.APPEND  # quicker to get than as its attribute: nearly every Span asks for it
+APPEND = Verdict.APPEND  # faster than the attribute: nearly every Span uses it
 
 
 class Refusal(NamedTuple):

@@ -28,8 +28,8 @@ class WindowGroups:
         return len(self.windows)
 
     def places(self, layers: LayerRange) -> list[int]:
-        """For each of these layers, how many of its group come before it. Layers at one place share memory: their groups have
-        different blocks of it."""
+        """For each of these layers, how many layers of its group come before it. Layers with the same number share memory: their
+        groups use different blocks of it."""
         before: Counter[int] = Counter()
         found = []
         for layer in layers.layers():
@@ -39,15 +39,15 @@ class WindowGroups:
         return found
 
     def table_of(self, blocks: Sequence[int]) -> list[int]:
-        """A table with these blocks of all layers, of each of which every group has its own part."""
+        """The table for blocks that each cover all layers: every one is split into a block for each group."""
         return [(block - 1) * self.count + 1 + group for block in blocks for group in range(self.count)]
 
     def parts_within(self, layers: LayerRange, blocks: int) -> int:
-        """How many blocks of one group each fit the memory that this many blocks of each of these layers take."""
+        """How many blocks of a single group fit into the memory of this many blocks in each of these layers."""
         return blocks * layers.size // (1 + max(self.places(layers)))
 
     def rows_within(self, layers: LayerRange, blocks: int) -> int:
-        """How many blocks of all groups fit it."""
+        """How many rows, with a block of every group each, fit into that memory."""
         return self.parts_within(layers, blocks) // self.count
 
 
@@ -56,8 +56,8 @@ def group_layers(windows: tuple[int | None, ...], context: int) -> WindowGroups:
     """Group layers by their windows. Layers with one window are dealt out to its groups in turn, so that every range of layers
     has about as many of each.
 
-    A size is chosen for all groups: the one with which texts within the windows take the least memory, and long ones as well.
-    windows: of each layer. context: tokens that a text can have at most; a window of as many is none.
+    All groups get one size, chosen so that texts within the windows take the least memory, and long ones as well.
+    windows: of each layer. context: tokens that a text can have at most; a window of that size or more counts as none.
     """
     seen = [None if window is None or window >= context else window for window in windows]
     classes = Counter(seen)

@@ -265,7 +265,7 @@ class Engine:
         self.pipe.segments = sorted([*self.pipe.segments, segment], key=lambda segment: segment.layers)
 
     def _drop(self, layers: LayerRange) -> None:
-        self._processor.forget()  # or its memory would not be free for other layers before the next step
+        self._processor.forget()  # otherwise its memory would only become free for other layers at the next step
         stage = self.stages[layers.start]
         for route in list(stage.leases):
             self._close(route)
@@ -451,7 +451,7 @@ class Engine:
 
 
 def _settle(result: Future[None], action: Callable[[], None]) -> None:
-    """Do what another thread waits for. An error is that thread's."""
+    """Run an action that another thread waits for, and pass its result or error to that thread."""
     try:
         action()
     except Exception as error:

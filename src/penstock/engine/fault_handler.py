@@ -1,4 +1,4 @@
-"""FaultHandler: keeps the compute thread running after an error that nobody expected.
+"""FaultHandler: keeps the compute thread running after an unexpected error.
 
 One bad request or message must not end the answers of all others. What the error left behind is unknown, so the first remedy is
 to give up the route: all sequences are computed again, on new memory. If the very next step fails too, the jobs themselves are
@@ -16,7 +16,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.engine")
 
-MAX_FAULTS = 5  # turns that fail in a row
+MAX_FAULTS = 5  # failed turns in a row; one more stops the engine
 
 
 class FaultHandler:
@@ -35,7 +35,7 @@ class FaultHandler:
         self._record(error)
 
     def on_turn_failed(self, error: Exception) -> None:
-        """Recover from an error in a turn. Raises it again if that is hopeless."""
+        """Recover from an error in a turn. Re-raises it after more than MAX_FAULTS in a row."""
         self._record(error)
         self._in_a_row += 1
         if self._in_a_row > MAX_FAULTS:

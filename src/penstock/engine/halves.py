@@ -1,4 +1,4 @@
-"""run_in_halves: repeats a pass that failed in halves, so that only what fails alone is lost."""
+"""run_in_halves: repeats a failed pass in halves, so that only the items that fail on their own are lost."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def join(parts: Sequence[Tensor]) -> Tensor:
 
 
 def all_finite(hidden: Tensor) -> bool:
-    """Whether no number is NaN or infinite: then their sum is finite, too, which is far quicker to see. Very large ones may add
-    up to infinity, so another sum proves nothing."""
+    """Whether no number is NaN or infinite. A finite sum proves it, and is far quicker to compute. An infinite sum does not
+    disprove it: very large numbers can add up to infinity."""
     return math.isfinite(hidden.sum().item()) or bool(torch.isfinite(hidden).all())
 
 
 def to_compute_error(error: Exception) -> PenstockError:
-    """The error to report for a failed computation. It does not keep the frames, and so the tensors, of the failed call."""
+    """The error to report for a failed computation. It holds no frames, and so no tensors, of the failed call."""
     if isinstance(error, PenstockError):
         return error.with_traceback(None)
     if isinstance(error, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Inbox: the commands for the compute thread, and how much memory messages take that wait for it."""
+"""Inbox: the commands for the compute thread, and the memory that messages waiting for it take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from penstock.engine.commands import Command
 
 MAX_PENDING_BYTES = 1 << 29  # of messages that wait for the compute thread, of all senders together
-MAX_SHARE = 3  # a sender may have this many times what is left for others: three quarters if it is the only one
+MAX_SHARE = 3  # a sender may use up to this many times what remains for all: three quarters if it is the only one
 
 
 class Inbox:
@@ -35,7 +35,7 @@ class Inbox:
         self._commands.put(command)
 
     def take(self, timeout: float | None) -> Command | None:
-        """Return the next command, or None if there is none within so many seconds (None: wait for ever)."""
+        """Return the next command, or None if none comes within this many seconds (None: wait forever)."""
         if timeout == 0.0 and self.empty:
             return None  # without the cost of an exception
         try:

@@ -75,7 +75,7 @@ class PreparedJob:
 
 
 class EndedJob(NamedTuple):
-    """What is kept of a job that has ended: numbers only.
+    """The record of a job that has ended: numbers only.
 
     outcome: done, cancelled, or the code of its error. ended: monotonic time; the other times are seconds from its arrival.
     """
@@ -148,7 +148,7 @@ class JobFactory:
     ) -> PreparedJob:
         """Check, tokenize and hash in the caller's thread, so that bad input is refused at once and costs the engine nothing."""
         if not self._engine.max_tokens and (missing := self._engine.pipe.explain()):
-            raise NotReady(missing)  # nothing is known yet of the memory that there will be
+            raise NotReady(missing)  # it is not known yet how much memory there will be
         prompt = self._prompt(request)
         if not all(0 <= token < self._vocab for token in request.resume):
             raise RequestError("resume contains ids outside the vocabulary.", field="resume", hint=self._id_hint)
@@ -267,7 +267,7 @@ class JobFactory:
         limit = min(self._context, self._engine.max_tokens)
         if self._tokenizer.exceeds(text, limit):
             raise PromptTooLong(
-                f"The prompt has {len(text)} characters, which are more than {limit} tokens, and no more fit.",
+                f"The prompt has {len(text)} characters, which are more than the {limit} tokens that fit.",
                 tokens=limit + 1,
                 limit=limit,
                 field=field,

@@ -28,14 +28,14 @@ from penstock.network.rate_limit import RateLimit
 MAX_METERS = 256  # senders
 MAX_MESSAGES_PER_S = 10_000  # of a sender; an honest node cannot encode nearly as many
 MAX_CONTROL_PER_S = 500  # ... of those that the compute thread answers; an honest one sends about twenty for each model
-BURST_S = 10  # seconds for which a sender that was silent may send as many
+BURST_S = 10  # a sender that was silent may send this many seconds' worth at once
 MAX_TRANSFER_S = 3600.0
 
 
 class JobReceiver:
     """Runs on threads of the network, one for each stream: `on_message` may be called by several at once.
 
-    decode: checks length, version, checksum and shape before anything else is read. Nobody else looks into the data.
+    decode: checks length, version, checksum and shape before anything else is read. Nothing else reads the raw data.
     engines: by model; may grow at any time.
     on_transfer: called with the sender, bytes and seconds of every NetworkJob.
     """
@@ -99,10 +99,10 @@ class JobReceiver:
 
     def _refuse_rate(self, sender: str) -> None:
         for engine in list(self._engines.values())[:1]:
-            engine.count_refused("rate_limit", sender, "it sends more messages than this node takes")
+            engine.count_refused("rate_limit", sender, "it sends more messages than this node accepts")
 
     def _measure(self, sender: str, message: NetworkJob | Mark, size: int) -> None:
-        """Record how long a message was on its way, in the NetworkJob itself: its origin adds up the legs."""
+        """Record how long a message was on its way. A NetworkJob carries these times back to its origin."""
         meter = self._meters.get(sender)
         if meter is None:
             if len(self._meters) >= MAX_METERS:

@@ -1,4 +1,4 @@
-"""Reception: what is done with messages as they arrive, and what keeps a route open, on threads that never compute."""
+"""Reception: handles messages as they arrive, and keeps this node's route open, on threads that never compute."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from penstock.pipes.pipe import Pipe
 
 logger = logging.getLogger("penstock.route")
 
-KEEP_ALIVE_S = 0.05  # between looks whether a Ping is due
-HEADER_FACTOR = 16  # bytes of memory for each byte of a message but its hidden states: a Notice of 8 bytes is a tuple of 112
-SPAN_BYTES = 352  # of memory for each Span, which takes as little as a byte of a message: a tuple, and seven numbers
+KEEP_ALIVE_S = 0.05  # between checks whether a Ping is due
+HEADER_FACTOR = 16  # bytes of memory for each byte of a message, except hidden states: a Notice of 8 bytes is a tuple of 112
+SPAN_BYTES = 352  # of memory for each Span, which can be a single byte of a message: a tuple and seven numbers
 
 
 class Reception:
@@ -51,7 +51,7 @@ class Reception:
     def take(self, sender: str, message: Message, size: int) -> None:
         """Log what arrives, answer Pings, and hand the rest to the compute thread.
 
-        It is dropped if too much is waiting. The origin of a NetworkJob notices the loss; all else is repeated.
+        A message is dropped if too much is waiting. The origin of a NetworkJob notices the loss; all others are repeated.
         """
         memory = _memory(message, size)
         if isinstance(message, NetworkJob):

@@ -134,7 +134,7 @@ def compile_to(
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copy(linked, beside)
-        os.replace(beside, target)  # whole or not at all, also for those who build at the same time
+        os.replace(beside, target)  # atomic, even if other processes build at the same time
 
 
 def build() -> Path:

@@ -27,7 +27,7 @@ ALIGNMENT = 64
 
 
 def natural_kind(source: SourceType) -> Kind:
-    """The layout that keeps what a source says: GGUF's codes as they are, other numbers in their own precision."""
+    """The layout that keeps the values of a source: GGUF's codes as they are, other numbers in their own precision."""
     return Kind(require().ps_natural_kind(source))
 
 

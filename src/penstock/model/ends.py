@@ -77,7 +77,7 @@ class EndModel:
         self._rows = rows if dtype != torch.float32 else None
 
     def decoder(self, segments: Sequence[Segment]) -> StepDecoder | None:
-        """What takes whole decode steps with these ends and segments that have all layers; None if they are taken in parts."""
+        """The decoder for whole decode steps with these ends and segments, which have all layers; None if taken in parts."""
         return None
 
     @torch.inference_mode()

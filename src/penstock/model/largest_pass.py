@@ -1,4 +1,4 @@
-"""The largest pass of an engine, run on nothing when a model is loaded: what memory it leaves can be KV."""
+"""The largest pass of an engine, run on zeros when a model is loaded: the memory that it leaves can be used for KV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run_largest_pass(
     rows: int,
     block: int,
 ) -> None:
-    """Take a prompt of this many tokens through all layers, and choose tokens for so many rows. Its KV goes where nobody's is.
+    """Run a prompt of this many tokens through all layers, and choose tokens for `rows` rows. Its KV goes to the unused block 0.
 
     block: tokens of a block.
     """

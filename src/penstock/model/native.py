@@ -38,7 +38,7 @@ _ACTIVATIONS = {"silu": Activation.SILU, "gelu_pytorch_tanh": Activation.GELU_TA
 
 @cache
 def kernel_context() -> KernelContext:
-    """The threads of this process that compute: as many as torch would use, and no more than cores are allowed to it.
+    """The threads of this process that compute: as many as torch would use, but no more than the cores that it may use.
 
     There is one for all models: calls take turns, so that two models do not fight for the cores.
     """

@@ -34,9 +34,9 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 class Download:
-    """A copy of a tensor to the host, begun now and waited for later: what the device is given meanwhile does not delay it.
+    """A copy of a tensor to the host, started now and waited for later: work queued on the device meanwhile does not delay it.
 
-    aside: on a stream of its own, so that the copy does not delay what the device is given meanwhile either.
+    aside: on a separate stream, so that the copy does not delay that work either.
     tensor: on the host; `wait` until it has the numbers.
     """
 

@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, PenstockError, Unreachable
 from penstock.network.router import MAX_RECORD_BYTES, Router
 from penstock.network.stream import Stream
 
-TIMEOUT_S = 40.0  # long, because a busy machine is no failure
+TIMEOUT_S = 40.0  # generous: a busy machine must not fail a test
 BAD_NAMES = ("", "a/b", "*", "a*", "$*", "a#b", "a?b", "@a", "-a", ".a", "a b", "ä", "a" * 65, "a\n")
 
 
@@ -46,7 +46,7 @@ def run_all(threads: Sequence[threading.Thread]) -> None:
 
 
 def error_of(action: Callable[[], Any], kind: type[PenstockError]) -> PenstockError:
-    """Return the error that this raises, which must be of this kind."""
+    """Return the error of this kind that the call raises; fail if it raises none."""
     try:
         action()
     except kind as error:
@@ -55,7 +55,7 @@ def error_of(action: Callable[[], Any], kind: type[PenstockError]) -> PenstockEr
 
 
 class Participant:
-    """A started router with what it received. A message `b"raise"` makes its callback fail, and so does the first change."""
+    """A started router and what it received. Its callbacks raise on a message `b"raise"`, and on the first change."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -93,7 +93,7 @@ class RouterNetwork(ABC):
         """Make a router that is not started."""
 
     def kill(self, router: Router) -> None:
-        """Cut a started router off without a goodbye, as a power cut does. Without this, the tests that need it are skipped."""
+        """Cut off a started router without notice, as a power cut does. If not implemented, tests that need it are skipped."""
         raise unittest.SkipTest("this network cannot kill a router")
 
     def make(self, node_id: str) -> Router:
@@ -113,7 +113,7 @@ class RouterNetwork(ABC):
 
 
 class RouterConformance:
-    """What every router does. `good_names` may be shorter where certificates leave less room."""
+    """What every router must do. `good_names` may be shorter where certificates leave less room."""
 
     network_type: ClassVar[type[RouterNetwork]]
     good_names: ClassVar[Sequence[str]] = ("a", "Node-7.lab_2", "a" * 64, "7")
@@ -264,7 +264,7 @@ class RouterConformance:
         self._check_independent(Stream.BULK, [Stream.CONTROL, Stream.DATA])
 
     def _check_independent(self, slow: Stream, others: Sequence[Stream]) -> None:
-        """A node that hangs over a message of one stream, while more of them are poured, still takes messages of the others."""
+        """A node that hangs on a message of one stream, while more keep coming, still receives messages of other streams."""
         one, two = self.network.join("one", b"1"), self.network.make("two")
         received: list[bytes] = []
         poured = [b"slow %d" % number + bytes(1 << 20) for number in range(32)]

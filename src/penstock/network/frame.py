@@ -18,7 +18,7 @@ from penstock.network.router import MAX_MESSAGE_BYTES, Bytes
 
 PROTOCOL = 5
 MAX_HEADER_BYTES = 1 << 24
-JOINED_BYTES = 1 << 12  # of a tensor that is copied to be hashed
+JOINED_BYTES = 1 << 12  # tensors up to this size are copied to be hashed
 COPIED_AT_ONCE = 1 << 20  # bytes; other threads may run between two copies
 
 MAGIC = b"PNSK"
@@ -37,7 +37,7 @@ class Frame(NamedTuple):
 
 
 def pack(kind: int, header: bytes, tensor: Bytes = b"", *, sealed: bool = False) -> Bytes:
-    """sealed: the router will seal the message."""
+    """Build a frame. sealed: the router will seal the message."""
     size = memoryview(tensor).nbytes
     if len(header) > MAX_HEADER_BYTES or OVERHEAD + len(header) + size > MAX_MESSAGE_BYTES:
         raise MalformedMessage(
@@ -57,7 +57,7 @@ def pack(kind: int, header: bytes, tensor: Bytes = b"", *, sealed: bool = False)
 def unpack(data: Bytes, *, sealed: bool = False) -> Frame:
     """Check all that can be checked without knowing the message. sealed: the router has found its seal intact.
 
-    A wrong checksum raises nothing: the caller may still be able to tell whose message it was.
+    Does not raise for a wrong checksum: the caller may still find out whose message it was.
     """
     view = memoryview(data)
     if not OVERHEAD <= view.nbytes <= MAX_MESSAGE_BYTES:

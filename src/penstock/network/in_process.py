@@ -130,7 +130,7 @@ class InProcessRouter:
         for receiver in self._receivers:
             join(receiver)
 
-    # ---- for the hub ----
+    # ---- called by the hub ----
 
     def deliver(self, sender: str, data: bytes, stream: Stream) -> None:
         self._inboxes[stream].put((sender, data))
@@ -149,7 +149,7 @@ class InProcessRouter:
                 logger.exception("failed to handle a message", extra={"sender": message[0]})
 
 
-_process_hubs: dict[str, Hub] = {}  # by network; of the process, as the network is
+_process_hubs: dict[str, Hub] = {}  # by network name; process-wide
 _opening = threading.Lock()
 
 

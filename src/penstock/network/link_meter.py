@@ -1,14 +1,14 @@
-"""LinkMeter: how long the hidden states from another node take on their way, measured where they arrive.
+"""LinkMeter: how long hidden states from another node are in transit, measured where they arrive.
 
-The clocks of two machines differ by an unknown amount, but by the same for all messages. The quickest message of late shows how
-much that is, with the latency of the link; what another one takes beyond it is transfer, or a queue behind the message before.
+The clocks of two machines differ by an unknown amount, but it is the same for all messages. The fastest recent message shows
+that offset plus the latency of the link; anything beyond it is transfer, or queueing behind the previous message.
 """
 
 from __future__ import annotations
 
 import math
 
-WINDOW_S = 30.0  # after which the quickest message is looked for again: clocks drift, and routes change
+WINDOW_S = 30.0  # then the fastest message is determined anew: clocks drift, and routes change
 
 
 class LinkMeter:
@@ -21,7 +21,7 @@ class LinkMeter:
     def observe(self, sent: float, arrived: float) -> float:
         """Return the seconds that the link was busy with a message.
 
-        sent: by the sender's clock, when it was given to the link.
+        sent: by the sender's clock, when it was handed to the link.
         arrived: by ours.
         """
         if arrived - self._window_began > WINDOW_S:

@@ -14,12 +14,12 @@ from penstock.domain.messages import Echo
 from penstock.domain.meta_model import Link
 
 ECHO_INTERVAL_S = 5.0  # between two echoes to a node; longer in a large network, since each tick sends only one
-ECHO_TIMEOUT_S = 20.0  # for an answer, which may wait behind hidden states; then the next echo is sent
+ECHO_TIMEOUT_S = 20.0  # for an answer, which may queue behind hidden states; then the next echo is sent
 RECENT_ECHOES = 8  # the smallest of their round trips counts: busy machines only make them longer
 MIN_ANSWER_INTERVAL_S = 0.1  # between two answers to one node
-MIN_TRANSFER_BYTES = 1 << 18  # of smaller ones, most of the time is not spent on the transfer
+MIN_TRANSFER_BYTES = 1 << 18  # smaller ones spend most of their time on other things than the transfer
 RECENT_TRANSFERS = 16
-TRANSFER_HALF_LIFE_S = 60.0  # after which a transfer weighs half as much
+TRANSFER_HALF_LIFE_S = 60.0  # after which a transfer has half its weight
 MAX_TRANSFER_AGE_S = 600.0
 MAX_BYTES_PER_SECOND = 1e12  # larger figures are cut to this
 MAX_PUBLISHED = 64  # links in a record
@@ -36,7 +36,7 @@ class _Transfer(NamedTuple):
 @dataclass(slots=True)
 class _Peer:
     echo_at: float  # when the next echo is due
-    stamp: int | None = None  # of the echo that was not answered yet
+    stamp: int | None = None  # of the pending echo
     sent_at: float = 0.0
     answered_at: float = float("-inf")  # when its last echo was answered
     round_trips: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_ECHOES))
@@ -44,8 +44,8 @@ class _Peer:
 
 
 class LinkMonitor:
-    """Knows only the nodes of the last `set_peers`, so made-up names cost nothing, and whatever a node sends changes nothing but
-    its own link. All methods may be called from any thread.
+    """Knows only the nodes of the last `set_peers`, so made-up names cost nothing, and a node can affect only its own link.
+    Thread-safe.
 
     send: as `Wire.send`; must not block.
     """
@@ -80,7 +80,7 @@ class LinkMonitor:
                 return
             _, node = min(due)
             peer = self._peers[node]
-            stamp = secrets.randbits(60)  # so that no node can answer before it was asked
+            stamp = secrets.randbits(60)  # so that no node can answer before the echo is sent
             peer.stamp, peer.sent_at, peer.echo_at = stamp, now, now + ECHO_INTERVAL_S
         self._send(node, Echo(stamp))
 
@@ -133,7 +133,7 @@ def _link(node: str, peer: _Peer, now: float) -> Link:
 
 
 def _typical_speed(transfers: Iterable[_Transfer], now: float) -> float:
-    """The median, in which recent transfers weigh more."""
+    """The median speed, weighted towards recent transfers."""
     weighed = sorted(
         (transfer.bytes_per_second, 0.5 ** ((now - transfer.at) / TRANSFER_HALF_LIFE_S))
         for transfer in transfers
@@ -152,7 +152,7 @@ def _rounded(figure: float) -> float:
 
 
 def _most_useful(links: Iterable[Link], published: set[str]) -> tuple[Link, ...]:
-    """As many as a record may have: those that are in use, then the nearest, and rather those that it has already."""
+    """Choose the links for a record: those in use, then the nearest; published ones get a bonus, to avoid flapping."""
 
     def rank(link: Link) -> tuple[bool, float, str]:
         return not link.bytes_per_second, link.round_trip / (MIN_CHANGE if link.node in published else 1.0), link.node
@@ -170,6 +170,6 @@ def _differ(links: tuple[Link, ...], published: tuple[Link, ...]) -> bool:
 
 
 def _changed(new: float, old: float, noise: float = 0.0) -> bool:
-    """Whether a figure became known or unknown, or has changed by more than a quarter and more than noise does."""
+    """Whether a figure became known or unknown, or changed by more than a quarter and more than the noise."""
     low, high = sorted((new, old))
     return high > MIN_CHANGE * low and (low == 0 or high - low >= noise)

@@ -1,4 +1,4 @@
-"""Messenger: sends messages in sealed parts, no faster than the other node takes them, and puts those that arrive together.
+"""Messenger: sends messages in sealed parts, no faster than the receiver takes them, and reassembles those that arrive.
 
 Zenoh closes a link on which one of its messages has waited for a lease. It must: while one waits, it cannot even notice that the
 other side is dead. A large message on a slow link would wait for longer than that, so it is sent in parts. These may also wait in
@@ -23,17 +23,17 @@ from penstock.network.send_window import SendWindow, StreamPosition
 from penstock.network.stream import Stream
 from penstock.network.trust.keyring import Envelope, Sealed
 
-MAX_WAIT_S = {Stream.DATA: 0.3, Stream.BULK: 0.1}  # that parts may wait on their way; CONTROL is small and has no window
+MAX_WAIT_S = {Stream.DATA: 0.3, Stream.BULK: 0.1}  # that parts may be queued on their way; CONTROL is small and has no window
 RECEIPT_TIMEOUT_S = 10.0  # without any receipt, after which parts on their way count as lost
-POLL_INTERVAL_S = 0.1  # for a node that goes while a message waits to be sent to it
+POLL_INTERVAL_S = 0.1  # to notice that the destination of a waiting message is gone
 
-_RECEIPT = struct.Struct(">BQI")  # stream, and the place of the part
+_RECEIPT = struct.Struct(">BQI")  # stream, and the position of the part
 
 
 class Put(Protocol):
     """Hands something sealed to the network, waiting while that is full. Raises Unreachable.
 
-    wait: also wait a moment for a node that is not quite there yet.
+    wait: also wait a moment for a node that is still starting.
     """
 
     def __call__(self, node: str, stream: Stream, sealed: Sealed, *, wait: bool) -> None: ...
@@ -47,7 +47,7 @@ class Messenger:
         self._put = put
         self._on_message = on_message
         self._clock = clock
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # guards everything below
         self._channels: dict[tuple[str, Stream], _Channel] = {}
         self._assembler = Assembler()
         self._bulk_waits = 0  # parts that wait for DATA to the same node
@@ -84,8 +84,8 @@ class Messenger:
             return channel
 
     def _send_whole(self, channel: _Channel, data: Bytes) -> None:
-        """Send a message that is no longer than a part. It needs no header, unless a receipt is wanted: most messages are
-        single tokens of answers, and every microsecond of theirs counts."""
+        """Send a message no longer than a part. It needs no header unless it requests a receipt: most messages carry a single
+        token, and every microsecond counts."""
         message = next(self._messages)
         if self._wait_for_turn(channel, StreamPosition(message, len(data)), len(data)):
             self._put_sealed(channel, PART, Part(True, message, 0, len(data), memoryview(data)).pack())
@@ -135,7 +135,7 @@ class Messenger:
     # ---- receiving ----
 
     def receive(self, sender: str, envelope: Envelope, data: bytes) -> None:
-        """Take what was sealed as a message, as a part of one or as a receipt, and hand on the message that is complete."""
+        """Take a sealed message, part or receipt, and deliver the message if it is complete."""
         if envelope.kind == MESSAGE and len(data) <= PART_BYTES:
             self._on_message(sender, data)
             return
@@ -177,7 +177,7 @@ class Messenger:
     # ---- ending ----
 
     def forget(self, node: str, epoch: int) -> None:
-        """Drop all that is unfinished with a session that has ended. Messages that wait to be sent to it are unreachable."""
+        """Drop everything unfinished of a session that has ended. Messages waiting to be sent to it raise Unreachable."""
         with self._changed:
             self._assembler.forget(node, epoch)
             self._end([key for key, channel in self._channels.items() if key[0] == node and channel.epoch == epoch])

@@ -66,13 +66,13 @@ class _Unfinished:
 class Assembler:
     """Puts parts together. A message of which a part is missing is dropped.
 
-    When too much is unfinished, the node that has most of it loses the message that has not grown for the longest time: a flood
-    of one node drops nothing of others.
+    When too much is unfinished, the node that has the most of it loses its least recently extended message: a flood from one
+    node drops nothing of others.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = MAX_UNFINISHED_BYTES if max_bytes is None else max_bytes
-        self._unfinished: dict[Source, _Unfinished] = {}  # the one that grew last is last
+        self._unfinished: dict[Source, _Unfinished] = {}  # least recently extended first
         self._sizes: Counter[str] = Counter()  # bytes of unfinished messages, by node
         self.size = 0  # ... of all together
 

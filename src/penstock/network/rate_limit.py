@@ -1,18 +1,18 @@
-"""RateLimit: bounds how many messages of each sender are taken, so that none of them takes all the time of a thread."""
+"""RateLimit: bounds the message rate of each sender, so that none can monopolise a thread."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 
-MAX_SENDERS = 4096  # that are remembered
+MAX_SENDERS = 4096  # remembered at once
 
 
 class RateLimit:
     """Allows `burst` messages of a sender at once, and `rate` a second from then on.
 
-    A sender has a number of tokens, and gets new ones for the time that has passed when it has used them up: so the clock is not
-    read for each message. Threads may share it: two at once may count as one, which no sender can rely on.
+    A token bucket that is refilled only once it is empty, so that the clock is not read for each message. Threads may share it:
+    two messages at once may count as one, but no sender can exploit that.
     """
 
     def __init__(self, rate: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:

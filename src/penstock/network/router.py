@@ -13,7 +13,7 @@ from penstock.errors import ConfigError, Unreachable
 from penstock.network.stream import Stream
 
 MAX_RECORD_BYTES = 1 << 20
-MAX_MESSAGE_BYTES = 1 << 28  # twice what a NetworkJob has of hidden states
+MAX_MESSAGE_BYTES = 1 << 28  # twice the maximum of a NetworkJob's hidden states
 
 Bytes = bytes | bytearray | memoryview
 OnMessage = Callable[[str, bytes], None]  # sender, data
@@ -38,7 +38,7 @@ class Router(Protocol):
 
     @property
     def seals(self) -> bool:
-        """Whether no message is delivered that was changed on its way, by accident or on purpose."""
+        """Whether the router rejects messages that were changed in transit, by accident or on purpose."""
 
     def start(self, on_message: OnMessage, on_change: OnChange) -> None:
         """Join the network."""
@@ -46,7 +46,7 @@ class Router(Protocol):
     def publish(self, record: bytes) -> None:
         """Replace this node's record; it vanishes with the node. May block while the wire is full, and come before `start`.
 
-        The caller keeps to MAX_RECORD_BYTES.
+        At most MAX_RECORD_BYTES; the caller checks.
         """
 
     def records(self) -> Mapping[str, bytes]:
@@ -56,14 +56,14 @@ class Router(Protocol):
         """Hand `data` to the wire, waiting while it is full. Raises Unreachable if the node is not live.
 
         Neither a call that waits nor a slow `on_message` holds up other streams, least of all CONTROL. If nothing is raised,
-        `data` may still not arrive. The caller keeps to MAX_MESSAGE_BYTES.
+        `data` can still get lost. At most MAX_MESSAGE_BYTES; the caller checks.
         """
 
     def refused(self) -> Mapping[str, int]:
         """Count the refused messages by error code."""
 
     def close(self) -> None:
-        """Leave the network. May be called twice, and from the callbacks."""
+        """Leave the network. Can be called twice, and from the callbacks."""
 
 
 @lru_cache(maxsize=1024)

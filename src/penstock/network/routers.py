@@ -12,7 +12,7 @@ from penstock.network.router import Router
 from penstock.network.stream import Stream
 
 GROUP = "penstock.routers"
-OWN = {  # as in pyproject.toml; they are here too for a source tree that is not installed
+OWN = {  # as in pyproject.toml; repeated for a source tree that is not installed
     "zenoh": "penstock.network.zenoh.router:ZenohRouter",
     "in-process": "penstock.network.in_process:join_process_network",
 }
@@ -57,7 +57,7 @@ def _only(name: str, points: list[EntryPoint]) -> EntryPoint:
     if len(values) > 1:
         raise ConfigError(
             f"network.router = '{name}' is ambiguous: {' and '.join(values)} both have this name.",
-            hint="Uninstall the package that you do not mean.",
+            hint="Uninstall the one that you do not want.",
         )
     return points[0]
 
@@ -65,7 +65,7 @@ def _only(name: str, points: list[EntryPoint]) -> EntryPoint:
 def _load(point: EntryPoint) -> MakeRouter:
     try:
         make: MakeRouter = point.load()
-    except Exception as error:  # the code of another package: anything may happen there
+    except Exception as error:  # third-party code: it can raise anything
         raise _unusable(point, error) from error
     return make
 

@@ -1,4 +1,4 @@
-"""SendWindow: how much may be on its way to a node before it confirms that it has arrived."""
+"""SendWindow: how much may be in flight to a node without a receipt."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ MIN_BYTES = PART_BYTES + PART_OVERHEAD_BYTES
 START_BYTES = 2 * MIN_BYTES
 MAX_BYTES = 1 << 22
 RECEIPTS_PER_WINDOW = 2
-GROWTH_BYTES = PART_BYTES // 4  # of a window, each time that a whole one has arrived
+GROWTH_BYTES = PART_BYTES // 4  # of the window, each time a whole window has arrived
 
 
 class StreamPosition(NamedTuple):
-    """Where a part ends in all that is sent on a stream."""
+    """The position of a part's end in a stream."""
 
     message: int  # its number
     end: int
@@ -36,15 +36,14 @@ class _Sent(NamedTuple):
 class SendWindow:
     """The window of one stream to one node. It belongs to one thread at a time.
 
-    Whatever waits in the buffers of a link holds up messages of other streams, and makes a slow link look dead. So the window
-    grows only when it was full and receipts return promptly all the same, and shrinks when parts wait for longer than `max_wait`
-    seconds on their way.
+    Data in the buffers of a link holds up messages of other streams, and makes a slow link look dead. So the window grows only
+    when it was full and receipts still return promptly, and shrinks when parts are queued for longer than `max_wait` seconds.
     """
 
     def __init__(self, max_wait: float) -> None:
         self.limit: float = START_BYTES
         self.in_flight = 0  # bytes
-        self.progressed_at = -math.inf  # when a receipt came last
+        self.progressed_at = -math.inf  # when the last receipt came
         self._max_wait = max_wait
         self._sent: deque[_Sent] = deque()
         self._receipts_due = 0
@@ -54,7 +53,7 @@ class SendWindow:
         self._reduced_at = _NOWHERE  # the last part that was sent before the limit was reduced
 
     def has_room(self, size: int) -> bool:
-        """Whether a part may be sent now. While no receipt is due it may, since nothing else would bring one."""
+        """Whether a part may be sent now. Always true while no receipt is due, or none would ever arrive."""
         room = not self._receipts_due or self.in_flight + size + PART_OVERHEAD_BYTES <= self.limit
         self._was_full |= not room
         return room
@@ -72,7 +71,7 @@ class SendWindow:
         return wants_receipt
 
     def on_receipt(self, place: StreamPosition, now: float) -> None:
-        """Note that all parts up to this one have arrived, or never will."""
+        """Note that all parts up to this one have arrived or are lost."""
         if not self._sent or place < self._sent[0].place:
             return
         newest, arrived = self._sent[-1].place, 0
@@ -84,7 +83,7 @@ class SendWindow:
         self.progressed_at = now
         self._shortest = min(self._shortest, now - last.at)
         if now - last.at - self._shortest > self._max_wait:
-            if last.place > self._reduced_at:  # those sent before cannot show what the reduction has changed
+            if last.place > self._reduced_at:  # parts sent earlier do not reflect the reduction
                 self.limit = max(MIN_BYTES, self.limit / 2)
                 self._reduced_at = newest
         elif self._was_full:
@@ -94,7 +93,7 @@ class SendWindow:
             self.limit = min(MAX_BYTES, self.limit + growth)
 
     def give_up(self) -> None:
-        """Count all that is on its way as lost."""
+        """Count everything in flight as lost."""
         self._sent.clear()
         self.in_flight = self._without_receipt = self._receipts_due = 0
         self.limit = MIN_BYTES

@@ -21,5 +21,5 @@ STREAMS: Mapping[type, Stream] = {NetworkJob: Stream.DATA, Mark: Stream.DATA, We
 
 
 def stream_of(message: Message) -> Stream:
-    """Return the stream that a message is sent on. What is not in STREAMS is small, and sent as CONTROL."""
+    """Return the stream that a message is sent on: CONTROL for small messages, which are not in STREAMS."""
     return STREAMS.get(type(message), Stream.CONTROL)

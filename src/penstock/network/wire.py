@@ -20,7 +20,7 @@ OnLost = Callable[[str, Message], None]
 
 MAX_QUEUED = 1024  # messages per node and stream
 MAX_QUEUED_BYTES = 1 << 28  # per node and stream
-MAX_OUTBOXES = 256 * len(Stream)  # each has a thread: a hostile peer that makes up names must not cost more of them
+MAX_OUTBOXES = 256 * len(Stream)  # one thread each: bounds what a hostile peer that makes up names can cost
 IDLE_TIMEOUT_S = 60.0  # after which an unused outbox ends
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Wire:
             return {node: replace(traffic) for node, traffic in self._traffic.items()}
 
     def waiting(self, node: str) -> int:
-        """Count the messages to a node that were not handed to the router yet."""
+        """Count the messages to a node that are not handed to the router yet."""
         with self._lock:
             outboxes = (self._outboxes.get((node, stream)) for stream in Stream)
             return sum(outbox.unsent for outbox in outboxes if outbox is not None)
@@ -133,7 +133,7 @@ class Wire:
             while not outbox.messages:
                 if self._closed or not outbox.more.wait(self._idle):
                     if outbox.messages:
-                        continue  # it arrived just as the wait ended
+                        continue  # a message arrived just as the wait ended
                     del self._outboxes[outbox.node, outbox.stream]
                     return None
             return outbox.take()

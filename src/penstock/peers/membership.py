@@ -148,7 +148,7 @@ class Membership:
     def wait_for_peers(self) -> None:
         """Wait until other nodes have published what they hold, so that the first decisions are not made without them.
 
-        Links are made in the background, and a node that has just started takes a moment to know what it has.
+        Connections are made in the background, and a node that has just started takes a moment to know what it has.
         """
         if self._waited_for_peers or not self.config.looks_for_peers:
             return

@@ -1,4 +1,4 @@
-"""WeightsTrust: which weights of a model this node takes from other nodes. What most of them have does not matter."""
+"""WeightsTrust: which weights of a model this node takes from other nodes. A majority of them proves nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class WeightsTrust:
     """Decides by the hash of a model's manifest. Thread-safe.
 
     A model of the catalogue has a pinned hash. Every other one needs a record of the network's authority, or the consent of
-    this node's user (`network.accept_weights`). Neither is asked for files that are on this machine already.
+    this node's user (`network.accept_weights`). Files that are on this machine already need neither.
     """
 
     def __init__(self, config: NetworkConfig) -> None:

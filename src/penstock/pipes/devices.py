@@ -13,8 +13,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def pick_devices(device: str) -> tuple[torch.device, ...]:
-    """The devices that a setting names: `auto`, one of them, or cards such as `cuda:0,cuda:1`. `cuda` is all cards that can be
-    seen. One that is named twice gets two ranges of layers."""
+    """The devices that a setting names: `auto`, one of them, or cards such as `cuda:0,cuda:1`. `cuda` is all visible
+    cards. A card that is named twice gets two ranges of layers."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     names = device.split(",")

@@ -16,7 +16,7 @@ class Footprint:
     loading: extra memory while loading, for a tensor's copy in another layout.
     activations: of the largest pass.
     mask_block: of a pass's attention masks, for each block of KV that a sequence has.
-    text_block: ... and of a copy of the KV of one layer, where a pass brings that of a text side by side.
+    text_block: ... and of a copy of the KV of one layer, where a pass gathers that of a text side by side.
     gathered_layers: whose KV a pass copies; 0 where attention reads it in place.
     """
 

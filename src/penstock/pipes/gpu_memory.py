@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock.memory")
 
 
 def within_share(free: int, device: torch.device, share: float) -> int:
-    """The bytes of `free` that may be taken, where this share of a CUDA GPU's memory may be used."""
+    """The bytes of `free` that can be taken without using more than this share of a CUDA GPU's memory."""
     return max(0, free - int((1 - share) * total_memory(device)))
 
 
@@ -33,7 +33,7 @@ def give_rest_to_kv(
     footprint: Footprint,
     blocks: int,
 ) -> None:
-    """Run the largest pass once, and give all memory to KV that it leaves, on each card.
+    """Run the largest pass once, and give all memory that it leaves on each card to KV.
 
     name: of the model, for the log.
     config: for this kind of device.
@@ -54,7 +54,7 @@ def give_rest_to_kv(
 
 
 def allocate_kv(segments: Sequence[TritonModel], blocks: int, *, least: int) -> None:
-    """Allocate the KV of segments anew, with fewer blocks if there is less memory than there should be."""
+    """Allocate the KV of segments anew, with fewer blocks if there is less memory than expected."""
     while True:
         for segment in segments:
             segment.allocate_kv(0)

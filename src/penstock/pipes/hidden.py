@@ -1,7 +1,7 @@
 """Converts hidden states between tensors and the formats in which they travel.
 
 In int8, a row has a code for every channel, a scale for every group of channels, and its few largest channels once more in
-bfloat16: with those in a group, its other channels would vanish. Each kind of value lies together for all rows, the widest first:
+bfloat16: within a group, they would make its other channels vanish. Values of one kind lie together for all rows, widest first:
 indices (int32) and values (bfloat16) of the largest channels, scales (bfloat16), codes.
 """
 
@@ -31,9 +31,9 @@ def choose_format(setting: str, precision: str) -> HiddenFormat:
 
 
 def pack(hidden: Tensor, kind: HiddenFormat = "float32") -> PackedHidden:
-    """Convert [T, hidden] to bytes. What is done to the numbers is done on their device, before they are copied from it.
+    """Convert [T, hidden] to bytes. Numbers are converted on their device, before they are copied from it.
 
-    On a CUDA GPU that is only begun: the bytes are there when they are `read`.
+    On a CUDA GPU the copy is only started: `read` waits for it.
     """
     rows, width = hidden.shape
     hidden = hidden.detach()

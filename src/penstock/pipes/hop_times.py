@@ -20,7 +20,7 @@ class LinkTimes(NamedTuple):
 
 
 class TimesInto:
-    """The times to one node from all others, by the node where they come from.
+    """The times to one node from all others, by sender.
 
     measured: the nodes from which something is known. From all others it depends on how far they are from the origin.
     """
@@ -78,9 +78,9 @@ class HopTimes:
 
 
 class MeasuredLinks(dict[str, tuple[Link, ...]]):
-    """What nodes have measured, by the node that has; not changed once it is made. Many paths are found with the same.
+    """What nodes have measured, by the node that measured it. Immutable, since many searches for paths share it.
 
-    before: an earlier one. What has not changed since is taken over.
+    before: an earlier one. What has not changed since is reused.
     """
 
     def __init__(self, links: Mapping[str, Iterable[Link]] = {}, before: MeasuredLinks | None = None) -> None:

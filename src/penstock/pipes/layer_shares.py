@@ -43,7 +43,7 @@ def share_layers(weights: Sequence[int], rooms: Sequence[int], kv_block: int) ->
             for start, (least, uneven, ends) in best.items():
                 if start < end:
                     size, left = end - start, room - before[end] + before[start]
-                    blocks = left / (kv_block * size) if left > 0 else left  # where something is lacking, by bytes
+                    blocks = left / (kv_block * size) if left > 0 else left  # too little memory: rank by the missing bytes
                     options.append((min(least, blocks), uneven - size * size, (*ends, end)))
             found[end] = max(options)
         best = found

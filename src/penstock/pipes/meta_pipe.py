@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 class MetaPipe:
     """One model over all nodes. With an `owner`, only its own segments count for its private layers.
 
-    It never changes, so what follows from its segments is found once, and shared by all that use it.
+    Immutable: what follows from its segments is computed once, and shared by all users.
     """
 
     model: str
@@ -52,7 +52,7 @@ class MetaPipe:
         return self._keeping([segment for segment in self.segments if segment.block_size == block_size])
 
     def without(self, node: str, *, private: PrivateLayers, weights: WeightsOf | None) -> MetaPipe:
-        """Keep only what the text of `node` may pass: no other node runs its private layers, or has different weights."""
+        """Keep only segments that the text of `node` may pass: no private layers on other nodes, and no different weights."""
         kept = self if weights is None else self._keeping([s for s in self.segments if s.node == node or not differs(s, weights)])
         return kept if private == kept.private == NOTHING_PRIVATE else replace(kept, owner=node, private=private)
 
@@ -94,7 +94,7 @@ class MetaPipe:
 
         round_trips: seconds, measured from the origin.
         token_bytes: size of the hidden state of one token.
-        along: the only hops to use, to learn what a path would take now.
+        along: the only hops to use, to find out how fast a known path is now.
         """
         path = best_path(
             [reaches for size, reaches in self._alike if block_size in (None, size)],

@@ -48,7 +48,7 @@ class FoundModel:
 
     dtype: of KV, and of torch's computation.
     device: of the ends, and of the first layers.
-    devices: of the layers: a range for each, in this order; none for `device` alone. One may be there twice.
+    devices: of the layers, one for each range, in this order; empty for `device` alone. A device can occur twice.
     """
 
     name: str
@@ -148,7 +148,7 @@ class ModelManager:
         """Bytes that are free, less those that other nodes on this machine have yet to take. At least half of the free ones:
         nodes that reserve much and use little must not keep others from starting.
 
-        own: and other models of this process, where they do not share its memory by `share`.
+        own: subtract those of other models in this process too, where they do not divide the memory by `share`.
         """
         free = available_memory(device)
         if device.type == "cuda":  # memory of a GPU is taken at once, so that nothing is reserved
@@ -156,7 +156,7 @@ class ModelManager:
         return max(free - self._reservations.unused(own=own), free // 2) if device.type == "cpu" else free
 
     def _kv_share(self, device: torch.device) -> float:
-        """Of what the weights leave; of a CUDA GPU's memory, a part is left out already."""
+        """The share of KV in what the weights leave; of a CUDA GPU's memory, a part is excluded already."""
         return {"cpu": CPU_KV_SHARE, "cuda": 1.0}.get(device.type, self._config.gpu_memory)
 
     def _reserve(self, size: int, owner: object, device: torch.device) -> None:
@@ -381,7 +381,7 @@ class ModelManager:
 
 
 def _settle(found: FoundModel) -> None:
-    """Return what loading has freed, and move weights of torch to huge pages; the native kernels' are there already."""
+    """Return memory that loading has freed, and move torch's weights to huge pages; the native kernels' are there already."""
     if found.device.type == "cpu":
         return_freed_memory()
         if not found.backend.native:
@@ -389,5 +389,5 @@ def _settle(found: FoundModel) -> None:
 
 
 def _rounded_up(size: int) -> str:
-    """A size that is still large enough when it is rounded as people read it."""
+    """Format a size so that the displayed, rounded value is still large enough."""
     return format_bytes(int(1.01 * size))

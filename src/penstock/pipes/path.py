@@ -52,7 +52,7 @@ def best_path(
 
     round_trips: as in HopTimes.
     token_bytes: size of the hidden state of one token.
-    along: the only hops to use, to learn what a path would take now.
+    along: the only hops to use, to find out how fast a known path is now.
     """
     choices = list(choices)
     segments = [reach.segment for reaches in choices for reach in reaches]
@@ -192,10 +192,10 @@ class _Prices:
         any leaves it.
 
         Of the trips into a range the best two are followed, and the best of those that left every range at its end: nothing is
-        shut to that one, so it finds a path if there is any. To follow every combination of shut ranges would take too long, and
-        find a better path in about one of a thousand small random networks. Nor is a path tried that stops at a node for a
-        single layer only to get around a slow link, if the ranges allow more: in random networks of three sites one of forty
-        paths could be faster by that, by 2 % at most.
+        shut to that one, so it finds a path if there is any. Following every combination of shut ranges would take too long, and
+        would find a better path in about one of a thousand small random networks. Nor does it try paths that stop at a node
+        for a single layer only to avoid a slow link, if the ranges allow more: in random networks of three sites one of forty
+        paths could be faster that way, by 2 % at most.
         """
         starting: dict[int, list[_Range]] = defaultdict(list)
         for found in sorted(self._ranges(reaches)):

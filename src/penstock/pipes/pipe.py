@@ -48,7 +48,7 @@ class VirtualSegment(NamedTuple):
 class Pipe:
     """`segments` are the local ones. In a network, `view` has those of all nodes. `width` is that of a hidden state.
 
-    hidden_format: in which hidden states of this node's jobs travel, on all routes.
+    hidden_format: the format in which hidden states of this node's jobs travel, on all routes.
     kv_windows: of the groups that the model's layers are in (WindowGroups). They follow from the shape, so that all nodes agree.
     context: how many tokens a text can have, which follows from the shape, too; None for any number.
     """

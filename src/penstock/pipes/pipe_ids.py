@@ -3,7 +3,7 @@
 A node that loads layers which a pipe lacks joins that pipe. If no pipe lacks them, it opens another with a new id, up to
 `max_pipes`, and beyond that it is a replica in the pipe that has these layers least often. Nodes that start at once may open two
 pipes where one is enough: while its pipe is incomplete, a segment moves to a pipe with a lower id that lacks its layers, so all
-end up in the one with the lowest. When there are as many whole pipes as may be, segments of an incomplete one become replicas,
+end up in the one with the lowest. When there are as many whole pipes as allowed, segments of an incomplete one become replicas,
 and a replica moves to a pipe that it completes. While nothing else changes, no segment moves back to a pipe that it has left.
 
 An id is a name for people and for counting. Routes may pass segments of several pipes.
@@ -65,7 +65,7 @@ class PipeIds:
             chosen = _choose(meta, before, pipes, max_pipes) or next(name for name in self._new_ids if name not in pipes)
             left = self._left.setdefault(key, set())
             if before and chosen in left:
-                chosen = before  # two nodes that move at once, each because of the other, would never end
+                chosen = before  # else two nodes could keep moving because of each other
             elif before != chosen:
                 left.add(before)
             self._ids[key] = chosen
@@ -94,7 +94,7 @@ def _choose(meta: MetaModel, current: str, pipes: dict[str, MetaPipe], max_pipes
 
 
 def _can_spare(meta: MetaModel, pipe: MetaPipe | None) -> bool:
-    """Whether a pipe is complete without a segment. Of equal ones only that of the last name is spared: two must not leave."""
+    """Whether a pipe is complete without a segment. Of equal ones only the last node's by name is spared: two must not leave."""
     if pipe is None:
         return False
     layers = set(meta.layers.layers())

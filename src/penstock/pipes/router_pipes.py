@@ -12,7 +12,7 @@ from penstock.pipes.meta_pipe import MetaPipe
 
 
 class RouterPipes:
-    """Reads the records at every call, since they change. Of links only those are read that have."""
+    """Reads the records at every call, since they change. Links are only read again where they have changed."""
 
     def __init__(self, records: Callable[[], Iterable[NodeRecord]]) -> None:
         self._records = records

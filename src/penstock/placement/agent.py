@@ -33,7 +33,7 @@ from penstock.weights.source import Offered, WeightsSource, find_source
 
 logger = logging.getLogger("penstock.placement")
 
-MAX_WAIT_S = 1.0  # between two looks at the network
+MAX_WAIT_S = 1.0  # between checks of the network
 STALE_CLAIM_S = 3600.0  # after which another node's claim is ignored: it will not be loaded any more
 
 Host = Callable[[LoadedModel, Pipe], HostedLayers]
@@ -127,7 +127,7 @@ class PlacementAgent:
         return self._hosted
 
     def _serve(self) -> None:
-        """Take part with the loaded layers. Not before: a route that was opened without them would not use them."""
+        """Join the pipe with the loaded layers. Not earlier: a route opened without them would not use them."""
         assert self._hosted is not None
         if not self._hosted.engine.running:
             self._hosted.start()
@@ -270,7 +270,7 @@ class PlacementAgent:
                 self._stopped.wait(MAX_WAIT_S)
 
     def _step(self) -> bool:
-        """Do the next thing, or wait for it. True if it waited."""
+        """Do what the controller decides, or wait. Returns True if it waited."""
         if self._failed_peers is not None and not self._membership.weights_peers() <= self._failed_peers:
             self._failed_peers = None
             self._controller.end_backoff()

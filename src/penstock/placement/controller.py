@@ -2,7 +2,7 @@
 
 Claims keep two nodes from loading the same layers. A node claims what it is going to load, then waits for as long as its record
 may take to reach the other nodes and one of theirs to come back. By then it has seen every claim that was made without knowing of
-its own, and all but one are withdrawn. If records take longer, layers may be loaded twice; this is mended later by dropping
+its own, and all but one are withdrawn. If records take longer, layers may be loaded twice; this is repaired later by dropping
 superfluous ranges for missing ones.
 """
 
@@ -20,7 +20,7 @@ SETTLE_S = 1.0  # without a change in the network, before a node claims somethin
 MAX_SETTLE_S = 5.0  # ... but no longer than this if the network keeps changing
 CLAIM_DELAY_S = 1.0  # from a claim to its load: time for two records, half a second each
 GAP_DELAY_S = 10.0  # a node that holds layers waits this long before it fills a gap: the missing node may be back soon
-FILL_TIMEOUT_S = 2 * GAP_DELAY_S  # after which a node that should fill a gap is no longer counted on
+FILL_TIMEOUT_S = 2 * GAP_DELAY_S  # a node that should have filled a gap by then is no longer counted on
 MIN_BACKOFF_S = 60.0  # after a failed load; doubles each time
 MAX_BACKOFF_S = 3600.0
 
@@ -185,7 +185,7 @@ class PlacementController:
             everyone = _without_room(everyone, overdue)
 
     def _stand_by(self, now: float, everyone: Iterable[Member], due: float) -> Act:
-        """Nothing can be loaded: drop what is in the way of a complete pipe, or wait for other nodes."""
+        """Drop what is in the way of a complete pipe, or wait for other nodes: nothing can be loaded."""
         extra = superfluous(self._node, everyone, self._num_layers)
         due = max(due, self._superfluous.since(extra, now) + GAP_DELAY_S)
         if extra and now >= due:

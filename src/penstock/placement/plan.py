@@ -1,8 +1,8 @@
 """Which layers of a model each node should load: pure decisions over what all nodes hold, claim, and have room for.
 
 A path may enter and leave a segment in its middle, so only layers that no node has are missing. If there is no room for them,
-ranges that overlap others are in the way: a *way* from the first layer to the last that does without some of these ranges shows
-what to load in the room that dropping them makes.
+ranges that overlap others can be dropped: a *way* from the first layer to the last that avoids some of these ranges shows what
+to load into the room that they free.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Member:
     pinned: tuple[LayerRange, ...] = ()  # those of held and claims that its settings ask for: it never drops them
     room: int = 0  # layers that would fit in addition
     max_pipes: int = 1
-    pipes: Mapping[LayerRange, str] = field(default_factory=dict, compare=False)  # of those held; another id is no news
+    pipes: Mapping[LayerRange, str] = field(default_factory=dict, compare=False)  # of those held; a new id is no change
 
     @property
     def is_fresh(self) -> bool:
@@ -118,7 +118,7 @@ def superfluous(node: str, members: Iterable[Member], num_layers: int) -> tuple[
 
 
 def _dropped(node: str, spare: Iterable[_Piece], need: int) -> tuple[LayerRange, ...]:
-    """Return the part of `node`. No more is dropped than needed: larger ranges first, of equal ones that of the last name."""
+    """Return what `node` drops. No more is dropped than needed: larger ranges first, among equals the last node by name."""
     dropped: list[_Piece] = []
     for piece in sorted(spare, key=lambda piece: (piece.layers.size, piece.node, piece.layers), reverse=True):
         if need > 0:
@@ -153,7 +153,7 @@ def _allot(
 ) -> dict[str, tuple[LayerRange, ...]]:
     """Divide gaps among nodes in few parts, the largest gap first.
 
-    If nodes have room for the whole gap, one of them takes it: rather one that holds nothing yet, since it need not wait for
+    If nodes have room for the whole gap, one of them takes it: preferably one that holds nothing yet, since it need not wait for
     another node to come back, then the one with the least room. Otherwise the node with the most room takes what fits. If the
     others have room for the rest, it stops at a boundary that another node has, so that its part is a copy. Layers that a node
     has already take no room: they serve another pipe, too.

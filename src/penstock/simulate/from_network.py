@@ -1,4 +1,4 @@
-"""A scenario out of a running network, as `GET /network` describes it, with machines added and left out."""
+"""Builds a scenario from a running network, as `GET /network` describes it, with machines added or removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.simulate.node import MODEL, Machine
 from penstock.simulate.scenario import JobLoad, LinkRow, LinkSpeed, ModelShape, Scenario
 from penstock.simulate.scenario_file import MAX_STREAMS, MAX_TOKENS
 
-DOUBLING_TOKENS = 32  # nobody measures what a token costs: a pass with so many is taken to last twice as long as one without
+DOUBLING_TOKENS = 32  # the cost of a token is not measured: assume that a pass with this many takes twice as long as an empty one
 DEFAULT_LOAD = "1 stream, 200+100"
 DEFAULT_SECONDS = 60.0
 KNOWN_KEYS = ("name", "speed", "memory", "ends")
@@ -32,7 +32,7 @@ _LOAD = re.compile(
 
 
 def parse_load(text: str, origin: str) -> JobLoad:
-    """Parse `"2/s, 500+200"` (two jobs a second with 500 tokens to read and 200 to say) or `"8 streams, 500+200"`."""
+    """Parse `"2/s, 500+200"` (two jobs a second: 500 prompt tokens, 200 new ones) or `"8 streams, 500+200"`."""
     found = _LOAD.fullmatch(text.strip())
     count = float(found["count"]) if found else 0.0
     prompt, answer = (int(found["prompt"]), int(found["answer"])) if found else (0, 0)
@@ -41,7 +41,7 @@ def parse_load(text: str, origin: str) -> JobLoad:
         raise ConfigError(f"The load '{text}' is not understood.", hint='Write "2/s, 500+200" or "8 streams, 500+200".')
     if max(prompt, answer) > MAX_TOKENS or count > MAX_STREAMS:
         raise ConfigError(
-            f"The load '{text}' is more than can be simulated.",
+            f"The load '{text}' is too large to simulate.",
             hint=f"At most {MAX_STREAMS:,} jobs, of at most {MAX_TOKENS:,} tokens.",
         )
     rate, streams = (count, 0) if found["kind"] == "/s" else (0.0, int(count))
@@ -49,9 +49,9 @@ def parse_load(text: str, origin: str) -> JobLoad:
 
 
 class RunningNetwork:
-    """What a server says of its network and of one model in it.
+    """What a server reports about its network and one model in it.
 
-    shape: of the model; the server does not tell.
+    shape: of the model; the server does not report it.
     """
 
     def __init__(self, status: Mapping[str, Any], shape: ModelShape, engine: EngineConfig | None = None) -> None:
@@ -86,7 +86,7 @@ class RunningNetwork:
         machines: Sequence[Machine] | None = None,
         name: str = "network",
     ) -> Scenario:
-        """machines: instead of those that there are."""
+        """Build the scenario. machines: used instead of the network's own."""
         there = list(self.machines if machines is None else machines)
         for gone in without:
             if gone not in {machine.name for machine in there}:
@@ -96,7 +96,7 @@ class RunningNetwork:
             there.append(self._added(spec, number, there))
         takers = [machine.name for machine in there if machine.ends]
         if not takers:
-            raise ConfigError("Nobody is left who takes jobs.")
+            raise ConfigError("No node that takes jobs is left.")
         origin = self.origin if self.origin in takers else takers[0]
         return Scenario(
             name=name,
@@ -113,7 +113,7 @@ class RunningNetwork:
 
     @property
     def _hidden_format(self) -> HiddenFormat:
-        """In which hidden states of the server's own jobs travel; the usual one if it takes none."""
+        """The wire format of hidden states of the server's own jobs; the default if it takes none."""
         found = (self._pipe.get("wire") or {}).get("format")
         return next((known for known in get_args(HiddenFormat) if known == found), "bfloat16")
 
@@ -122,7 +122,7 @@ class RunningNetwork:
         rates = {one["node"]: one["seconds"] / _size(one) for one in segments if one["seconds"] > 0}
         if not rates:
             raise ConfigError(
-                "No node has computed anything yet, so nobody knows how quick they are.", hint="Send the network a request first."
+                "No node has computed anything yet, so their speeds are unknown.", hint="Send the network a request first."
             )
         usual = fmean(rates.values())
         found = []
@@ -146,7 +146,7 @@ class RunningNetwork:
         )
 
     def _links(self, names: set[str]) -> Iterable[LinkRow]:
-        """As measured; where two nodes disagree, the longer round trip and the slower way."""
+        """The measured links; where two nodes disagree, the longer round trip and the slower direction."""
         speeds: dict[frozenset[str], LinkSpeed] = {}
         for node in self._status["nodes"]:
             for link in node.get("links", ()):
@@ -163,7 +163,7 @@ class RunningNetwork:
             yield LinkRow(LinkSpeed(max(speed.round_trip for speed in speeds.values())))
 
     def _added(self, spec: str, number: int, there: Sequence[Machine]) -> Machine:
-        """`"speed=2,memory=24GB"`: twice as quick as the others on average, with what placement gives it."""
+        """Parse an added machine: `"speed=2,memory=24GB"` is twice as fast as the average; placement chooses its layers."""
         given = _pairs(spec)
         name = given.get("name", f"new-{number}")
         rate = fmean(machine.layer_seconds for machine in self.machines) / _positive(given.get("speed", "1"), "speed", spec)
@@ -199,7 +199,7 @@ def _pairs(spec: str) -> dict[str, str]:
     for part in spec.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in KNOWN_KEYS or not value:
-            raise ConfigError(f"'{part.strip()}' in --with is not understood.", hint=f"It knows: {', '.join(KNOWN_KEYS)}.")
+            raise ConfigError(f"'{part.strip()}' in --with is not understood.", hint=f"Known keys: {', '.join(KNOWN_KEYS)}.")
         given[key] = value
     return given
 

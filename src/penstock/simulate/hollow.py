@@ -16,7 +16,7 @@ from penstock.model.sampling.picker import Picker
 from penstock.model.sampling.sample_row import SampleRow
 from penstock.pipes.pipe import Pipe
 
-TOKEN = 1  # the only one that such a model says
+TOKEN = 1  # the only token that such a model generates
 VOCABULARY = 2
 
 
@@ -28,7 +28,7 @@ class HollowHidden:
     def __init__(self, rows: int, width: int, dtype: HiddenFormat) -> None:
         self.rows = rows
         self.width = width
-        self.dtype = dtype  # in which it travels
+        self.dtype = dtype  # the format on the wire
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -49,7 +49,7 @@ class HollowHidden:
         return self
 
     def item(self) -> float:
-        """Of their sum: they are finite."""
+        """Stands for `sum().item()`: a finite value."""
         return 0.0
 
     @classmethod
@@ -60,7 +60,7 @@ class HollowHidden:
 
 
 class HollowSegment:
-    """`spend` is called with the number of tokens and layers of each pass."""
+    """A segment without weights. `spend` is called with the number of tokens and layers of each pass."""
 
     device = torch.device("cpu")
 
@@ -78,7 +78,7 @@ class HollowSegment:
 
 
 class HollowEnds:
-    """`spend` is called with the number of rows that get a token."""
+    """Ends without weights. `spend` is called with the number of rows that get a token."""
 
     eos_ids: frozenset[int] = frozenset()
 
@@ -86,7 +86,7 @@ class HollowEnds:
         self._width = width
         self._dtype = dtype
         self._spend = spend
-        self._logits: dict[int, Tensor] = {}  # by how many rows they have
+        self._logits: dict[int, Tensor] = {}  # by number of rows
         self.picker: Picker | None = HollowPicker()
 
     def decoder(self, segments: object) -> None:
@@ -108,12 +108,12 @@ class HollowEnds:
 
 
 class HollowPicker:
-    """Chooses the only token there is, without a look at logits."""
+    """Chooses the only token there is, without reading the logits."""
 
     adjusts = True
 
     def __init__(self) -> None:
-        self._tokens: dict[int, Tensor] = {}  # by how many rows they are for
+        self._tokens: dict[int, Tensor] = {}  # by number of rows
 
     def pick(self, logits: Tensor, rows: Sequence[SampleRow], ahead: int) -> Tensor:
         found = self._tokens.get(len(rows))
@@ -123,7 +123,7 @@ class HollowPicker:
 
 
 class HollowText:
-    """Its tokens have no text."""
+    """A text stream whose tokens have no text."""
 
     def push(self, token_id: int) -> str:
         return ""
@@ -133,7 +133,7 @@ class HollowText:
 
 
 class HollowPipe(Pipe):
-    """Sends hidden states without packing them, where they have no numbers."""
+    """A pipe that sends hollow hidden states without packing them."""
 
     def send_job(self, node: str, job: NetworkJob) -> None:
         if isinstance(job.hidden, HollowHidden):

@@ -1,4 +1,4 @@
-"""Letter: a message as it travels between simulated nodes. All but the numbers of hidden states is really encoded."""
+"""Letter: a message as it travels between simulated nodes. Everything but the values of hidden states is encoded for real."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from penstock.network.codec import decode, encode
 from penstock.network.router import Bytes
 from penstock.simulate.hollow import HollowHidden
 
-THIN_BYTES = 4  # of a row that stands for one of any width
+THIN_BYTES = 4  # per row: one value stands for a row of any width
 
 
 @dataclass(slots=True)
 class Letter:
-    """Its length is what it would have on the wire. width, dtype: of the hidden states whose numbers it lacks; else 0."""
+    """An encoded message. size: its length on the wire. width, dtype: of hidden states sent without values; width 0 if none."""
 
     data: Bytes
     size: int
@@ -25,7 +25,7 @@ class Letter:
 
     @classmethod
     def of(cls, data: Bytes) -> Letter:
-        """One that has all that it should."""
+        """Wrap a complete message."""
         return cls(data, len(data))
 
     def __len__(self) -> int:

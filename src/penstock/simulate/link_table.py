@@ -1,4 +1,4 @@
-"""LinkTable: how quick the link between two nodes is, how long it is busy, and whether it is cut."""
+"""LinkTable: the speed of the link between two nodes, how long it was busy, and whether it is cut."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LinkTable:
         self.cut: set[Pair] = set()
         self.busy: dict[tuple[str, str], float] = defaultdict(float)  # seconds of transfers, by sender and receiver
         self.bytes: Counter[tuple[str, str]] = Counter()
-        self._free: dict[tuple[str, str], float] = {}  # when it has sent what it was given
+        self._free: dict[tuple[str, str], float] = {}  # when its queued transfers are done
 
     def speed(self, one: str, other: str) -> LinkSpeed:
         if self._named and (found := self._named.get(frozenset((one, other)))) is not None:
@@ -46,7 +46,7 @@ class LinkTable:
         return max(MIN_LATENCY_S, speed.round_trip / 2)
 
     def transferred(self, sender: str, receiver: str, size: int, speed: LinkSpeed, now: float) -> float:
-        """When a message of the stream of hidden states has left: after those before it."""
+        """Queue a message of hidden states behind earlier ones, and return when it has left the sender."""
         way = sender, receiver
         seconds = size / speed.bytes_per_second
         self.busy[way] += seconds
@@ -55,7 +55,7 @@ class LinkTable:
         return done
 
     def measured(self, node: str, others: Collection[str]) -> tuple[Link, ...]:
-        """What a node that has been there for a while publishes of its links: as many as a record has, the nearest first."""
+        """The links that a long-running node publishes: the nearest ones, as many as fit a record."""
         found = sorted((self.speed(node, other).round_trip, other) for other in others if other != node)[:MAX_PUBLISHED]
         return tuple(
             Link(other, max(trip, 2 * MIN_LATENCY_S), self.speed(node, other).bytes_per_second)
@@ -64,5 +64,5 @@ class LinkTable:
 
 
 def _breadth(row: LinkRow, names_of: dict[str, tuple[str, ...]]) -> int:
-    """How many pairs it names: the fewer, the more it counts."""
+    """Sort key: how many pairs a row names. Rows with fewer pairs take precedence."""
     return 0 if row.between is None else len(names_of[row.between[0]]) * len(names_of[row.between[1]])

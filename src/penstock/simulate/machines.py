@@ -1,4 +1,4 @@
-"""Which layers machines hold, and how much KV: as their rows say, or as placement decides by memory."""
+"""Layers and KV of each machine: from its row in the scenario, or as placement chooses by memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.simulate.node import MODEL, Machine
 from penstock.simulate.scenario import ModelShape
 from penstock.units import format_bytes
 
-MAX_KV_TOKENS = 1 << 20  # that a segment has room for: more would only cost time
+MAX_KV_TOKENS = 1 << 20  # per segment; more would only slow the simulation
 UNLIMITED_KV_TOKENS = 1 << 16  # ... where no memory is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRow:
-    """A machine whose layers may not be decided yet. memory: bytes; None if it is no limit."""
+    """A machine whose layers may not be decided yet. memory: bytes; None for no limit."""
 
     name: str
     ranges: tuple[tuple[int, int], ...]
@@ -35,7 +35,7 @@ class MachineRow:
 
 
 def place(rows: Sequence[MachineRow], model: ModelShape, engine: EngineConfig) -> tuple[Machine, ...]:
-    """Let the machines start one after the other, each of which loads what placement says."""
+    """Start the machines one after the other; each loads the layers that placement chooses for it."""
     members: list[Member] = []
     found = []
     for row in rows:

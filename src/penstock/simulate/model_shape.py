@@ -1,4 +1,4 @@
-"""The shape of a model that is on this machine."""
+"""Reads the shape of a model that is on this machine."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """SimulatedNetwork: nodes, the links between them, and the clock that they share.
 
-Time passes only when all that could happen at one instant has happened: a run depends on its seed alone, and a minute of waiting
-costs nothing. Every message is encoded and decoded again, and every node has its own idea of who is there.
+The clock advances only after everything due at one instant has been processed: a run depends on its seed alone, and a minute of
+waiting costs nothing. Every message is encoded and decoded, and every node has its own view of which nodes are live.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from penstock.simulate.letter import Letter, seal
 from penstock.simulate.news import News
 from penstock.simulate.node import MODEL, SHAPE, Machine, SimulatedNode
 
-TICK_S = 0.01  # idle nodes look at their clocks at multiples of this, so that many do at one instant
+TICK_S = 0.01  # idle nodes wake at multiples of this, so that many wake at the same instant
 MAX_SLEEP_S = 0.05
-NEWS_S = 0.05  # at most until a change has reached every node
-NEWS_INTERVAL_S = 1.0  # between records of nodes to which nothing happens
-START_S = 1000.0  # of the clock; 0 would look like a time that was never set
+NEWS_S = 0.05  # maximum delay until a change has reached every node
+NEWS_INTERVAL_S = 1.0  # between records of idle nodes
+START_S = 1000.0  # initial clock value; 0 would look like a time that was never set
 
 Lane = tuple[str, str, bool]  # sender, destination, and whether it is the stream of hidden states
 
 
 class SimulatedNetwork(ABC):
-    """What the nodes' layers, ends and links are, subclasses decide.
+    """Base class: subclasses decide what the nodes' layers, ends and links are.
 
-    layers, width: of the model. hidden_format: in which its hidden states travel.
-    windows: of each group of layers: how many positions a token sees; None for all.
+    layers, width: of the model. hidden_format: the wire format of its hidden states.
+    windows: for each group of layers, how many positions a token sees; None for all.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class SimulatedNetwork(ABC):
         self.lease = lease
         self.recovery_timeout = recovery_timeout
         self.dice = random.Random(seed)
-        random.seed(seed)  # how long origins wait before they try again
+        random.seed(seed)  # determines how long origins wait before a retry
         self.now = START_S
         self.nodes: dict[str, SimulatedNode] = {}
-        self.ever: list[SimulatedNode] = []  # also those that died, once for each start
+        self.ever: list[SimulatedNode] = []  # one entry per start; includes nodes that died
         self._order = itertools.count()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
         self._epochs = itertools.count(1)
         self._publishing = False
         self._renewed: set[str] = set()  # nodes that publish a new record
-        self._records: dict[str, tuple[NodeRecord, NodeRecord]] = {}  # the last one of each node, as it is and as others read it
+        self._records: dict[str, tuple[NodeRecord, NodeRecord]] = {}  # each node's latest, as sent and as decoded
         self._published: tuple[NodeRecord, ...] = ()
         self._pipes = RouterPipes(lambda: self._published)
         for machine in machines:
@@ -108,21 +108,21 @@ class SimulatedNetwork(ABC):
         return lambda skip_special: HollowText()
 
     def published_seconds(self, stage: Stage) -> float:
-        """What a node says that a pass through its segment takes."""
+        """The pass time that a node publishes for a segment."""
         return float(f"{stage.mean_pass_seconds:.2g}")
 
     def idle_seconds(self, node: SimulatedNode) -> float:
-        """How long a node sleeps to which nothing happens."""
+        """How long an idle node sleeps."""
         timeout = node.engine.idle_timeout()
         return MAX_SLEEP_S if timeout is None else timeout
 
     def links_of(self, node: SimulatedNode) -> tuple[Link, ...]:
-        """What a node has measured of the links to others."""
+        """The links that a node has measured."""
         return ()
 
     @abstractmethod
     def arrivals(self, lane: Lane, message: Message, letter: Letter, now: float) -> Iterable[tuple[float, Letter]]:
-        """When a message arrives that is sent now, and as what; empty if it is lost."""
+        """When a message sent now arrives, and in what form; empty if it is lost."""
 
     # ---- what happens ----
 
@@ -136,19 +136,19 @@ class SimulatedNetwork(ABC):
         return node
 
     def kill(self, name: str, *, noticed: float = 0.2) -> None:
-        """It dies at once; the others hear of it after some time."""
+        """Kill a node at once; the others learn of it `noticed` seconds later."""
         node = self.nodes[name]
         node.alive, node.gone_at = False, self.now
         self.at(self.now + noticed, self.spread_news)
 
     def drain(self, name: str) -> None:
-        """It announces that it will leave."""
+        """Let a node announce that it will leave."""
         node = self.nodes[name]
         node.draining = node.engine.host.draining = True
         self.spread_news(node)
 
     def leave(self, name: str) -> None:
-        """It is gone, and has closed all routes that pass it."""
+        """Let a node close all routes through it, and disappear."""
         node = self.nodes[name]
         node.engine.leave()
         self.kill(name, noticed=0.0)
@@ -167,7 +167,7 @@ class SimulatedNetwork(ABC):
         heapq.heappush(self._later, (when, next(self._order), action))
 
     def spread_news(self, *renewed: SimulatedNode) -> None:
-        """Let every node hear who is there after this instant, one sooner than the other, with new records of these nodes."""
+        """Send every node, after a random delay, the list of live nodes, with new records of these ones."""
         self._renewed.update(node.name for node in renewed)
         if not self._publishing:
             self._publishing = True
@@ -189,7 +189,7 @@ class SimulatedNetwork(ABC):
         before = self._records.get(node.name)
         if before is not None and before[0] == record:
             return
-        if before is not None and before[0].links == record.links:  # then they need not be read again
+        if before is not None and before[0].links == record.links:  # then they need not be decoded again
             read = replace(decode_record(encode_record(replace(record, links=()))), links=before[1].links)
         else:
             read = decode_record(encode_record(record))
@@ -218,7 +218,7 @@ class SimulatedNetwork(ABC):
             self.at(due, partial(self.deliver, sender.name, destination, letter))
 
     def in_order(self, lane: Lane, due: float, late: float = 0.0) -> float:
-        """When a message arrives that would by itself at `due`: not before those that were sent before it."""
+        """Return when a message arrives: at `due`, but never before those sent earlier on the same lane."""
         last = self._due.get(lane, 0.0)
         due = self._due[lane] = (due if due > last else last) + late
         return due
@@ -228,7 +228,7 @@ class SimulatedNetwork(ABC):
         if node is None or not node.alive:
             return
         if node.stopped:
-            self.at(self.now + TICK_S, partial(self.deliver, sender, destination, letter))  # its machine keeps it
+            self.at(self.now + TICK_S, partial(self.deliver, sender, destination, letter))  # the frozen machine buffers it
             return
         node.receive(sender, letter)
         self.wake(node, self.now)
@@ -236,7 +236,7 @@ class SimulatedNetwork(ABC):
     # ---- time ----
 
     def wake(self, node: SimulatedNode, when: float) -> None:
-        """Let a node work then, or earlier if that was asked for; when it computes, after that."""
+        """Schedule a node to work then, unless it is scheduled earlier; if it is computing, once that is done."""
         if node.local > when:
             when = min(node.local, when + MAX_SLEEP_S)  # `local` may be changed
         if when < node.wakes_at:
@@ -256,7 +256,7 @@ class SimulatedNetwork(ABC):
         return START_S + math.ceil(ticks - 1e-6) * TICK_S
 
     def _keep_alive(self, node: SimulatedNode) -> None:
-        """What the keeper thread of a node with jobs of its own does."""
+        """Do what the keep-alive thread of an origin does."""
         if not self._is_running(node):
             return
         if not node.stopped:
@@ -268,7 +268,7 @@ class SimulatedNetwork(ABC):
         return node.alive and self.nodes.get(node.name) is node
 
     def step(self) -> None:
-        """Go to the next instant at which something happens, and let it happen."""
+        """Advance to the next event, and process everything due at that instant."""
         later, pop = self._later, heapq.heappop
         if later[0][0] > self.now:
             self.now = later[0][0]

@@ -11,9 +11,9 @@ from penstock.pipes.meta_pipe import MetaPipe
 
 @dataclass(slots=True)
 class News:
-    """All nodes that heard it share what is derived from it: a thousand nodes hear of a thousand each time."""
+    """Shared by all nodes that receive it, with what is derived from it: in a network of 1,000, each receives 1,000 records."""
 
-    issue: int  # grows
+    issue: int  # increases with each publication
     records: tuple[NodeRecord, ...]
     pipe: MetaPipe
     epochs: Mapping[str, int] = field(init=False)

@@ -1,4 +1,4 @@
-"""A simulated node: an engine that is turned by hand, with its own clock and its own idea of the network."""
+"""A simulated node: an engine stepped by the simulation, with its own clock and its own view of the network."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Machine:
 
     ranges: the layers that it holds.
     ends: whether it takes jobs.
-    blocks: of KV that each segment has.
-    seconds, per_token: what a pass takes, however many layers it goes through, and for each token in it.
-    layer_seconds, layer_per_token: ... for each of its layers.
-    head_seconds, head_per_row: what embedding and head of a step take, and for each token that is sampled.
-    private: the layers that no other computes for its jobs.
+    blocks: KV blocks of each segment.
+    seconds, per_token: fixed cost of a pass, whatever its layers, and cost per token.
+    layer_seconds, layer_per_token: the same, for each layer of the pass.
+    head_seconds, head_per_row: fixed cost of embedding and head in a step, and cost per sampled token.
+    private: the layers that no other node computes for its jobs.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Machine:
 
 
 class SimulatedNode:
-    """A running node. It is the wire and the view of its own pipe."""
+    """A running node. Serves as its own pipe's wire and network view."""
 
     def __init__(self, network: SimulatedNetwork, machine: Machine, epoch: int) -> None:
         self.network = network
@@ -111,11 +111,11 @@ class SimulatedNode:
         )
 
     def clock(self) -> float:
-        """The compute thread is as far as its present pass; the others are where the network is."""
+        """The time as this node sees it: the compute thread is ahead until its pass ends; other threads see network time."""
         now = self.network.now
         return now if self._elsewhere or self.local < now else self.local
 
-    # what the threads of the network do, also while the node computes
+    # called on network threads, also while the node computes
 
     def receive(self, sender: str, letter: Letter) -> None:
         self._elsewhere = True
@@ -127,7 +127,7 @@ class SimulatedNode:
         self.engine.keep_alive()
         self._elsewhere = False
 
-    # what the compute thread does
+    # called on the compute thread
 
     def send(self, node: str, message: Message) -> None:
         self.network.post(self, node, message)
@@ -158,7 +158,7 @@ class SimulatedNode:
 
     def hear(self, news: News) -> None:
         if news.issue < self._news.issue:
-            return  # newer ones were quicker
+            return  # newer news has overtaken it
         self._news, self._pipe = news, None
         self.engine.on_network_change()
 
@@ -218,7 +218,7 @@ class SimulatedNode:
         )
 
     def _load(self) -> float:
-        """The share of time since the last record in which it computed, to a tenth."""
+        """The share of time spent computing since the last record, to a tenth."""
         then, before = self._reported
         now = self.network.now
         self._reported = now, self.busy
@@ -226,7 +226,7 @@ class SimulatedNode:
 
 
 class _PassingTime(Heartbeat):
-    """A pass is computed at its beginning, and takes until `local`: in between, its beginning was the last sign of life."""
+    """The heartbeat of a simulated pass: computed at once, it lasts until `local`, and its age counts from its start."""
 
     def __init__(self, node: SimulatedNode) -> None:
         super().__init__(node.clock)

@@ -47,7 +47,7 @@ def _figures(simulation: Simulation) -> tuple[float, float | None]:
 def placements(
     machines: Sequence[Machine], room: Mapping[str, int], num_layers: int, origin: str
 ) -> dict[str, tuple[Machine, ...]]:
-    """As it is, on as few machines as possible, and on all of them by their speed; what is not possible is left out.
+    """Three placements: as it is, on as few machines as possible, on all machines by speed. Impossible ones are omitted.
 
     room: how many layers each machine can hold.
     """
@@ -65,7 +65,7 @@ def placements(
 
 
 def _filled(quickest: Sequence[Machine], room: Mapping[str, int], num_layers: int) -> dict[str, int]:
-    """The quickest one takes what fits, then the next."""
+    """Fill the fastest machine first, then the next."""
     counts: dict[str, int] = {}
     for machine in quickest:
         counts[machine.name] = min(room[machine.name], num_layers - sum(counts.values()))
@@ -73,7 +73,7 @@ def _filled(quickest: Sequence[Machine], room: Mapping[str, int], num_layers: in
 
 
 def _by_speed(quickest: Sequence[Machine], room: Mapping[str, int], num_layers: int) -> dict[str, int]:
-    """A layer after the other goes to the machine that is done soonest with one more."""
+    """Assign each layer to the machine that would be fastest with one more."""
     counts = dict.fromkeys((machine.name for machine in quickest), 0)
     for _ in range(num_layers):
         free = [machine for machine in quickest if counts[machine.name] < room[machine.name]]
@@ -84,7 +84,7 @@ def _by_speed(quickest: Sequence[Machine], room: Mapping[str, int], num_layers: 
 
 
 def _deal(machines: Sequence[Machine], counts: Mapping[str, int], origin: str) -> tuple[Machine, ...]:
-    """Deal out the layers in order: the first to the origin, the rest as machines come. KV takes the memory that it had."""
+    """Deal out the layers in order: the first to the origin, the rest in the order of the machines. KV memory stays the same."""
     start = 0
     dealt = {}
     for machine in sorted(machines, key=lambda machine: machine.name != origin):

@@ -1,4 +1,4 @@
-"""Draws the timeline of a simulation as SVG: what it gave, what ran and waited, and which nodes were there and how busy."""
+"""Draws the timeline of a simulation as SVG: throughput, jobs, waiting times, live nodes and their load."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 COLOURS = {"tokens": "#2f6fde", "running": "#d9822b", "waits": "#7048e8", "nodes": "#2b8a3e"}
 EVENT_COLOURS = {"kill": "#c92a2a", "freeze": "#c92a2a", "cut": "#c92a2a", "leave": "#e8890c"}
 MAX_LABELS = 12  # of events; more are only marked
-BARS = 24  # of how busy nodes were
+BARS = 24  # at most, in the chart of node load; for more nodes, a curve
 
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """Values over time; None where there is none. pale: others, drawn behind them."""
+    """Values over time; None for a gap. pale: a second series, drawn behind."""
 
     name: str
     colour: str
@@ -103,7 +103,7 @@ def _draw(panel: _Panel, top: int) -> Iterable[str]:
 
 
 def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """The numbered values, apart where there is none: a line over a gap would show what nobody has seen."""
+    """Split the values into runs at their gaps: a line across a gap would show values that were never measured."""
     runs: list[list[tuple[int, float]]] = [[]]
     for number, value in enumerate(values):
         if value is not None:
@@ -135,7 +135,7 @@ def _time_axis(seconds: float, y: int) -> Iterable[str]:
 
 
 def _use(report: SimulationReport, top: int) -> Iterable[str]:
-    """How busy nodes were: the sorted shares of all, or of each a bar while there are few."""
+    """Draw how busy nodes were: a bar for each, or a sorted curve if there are many."""
     yield _text(LEFT, top - 7, "share of time that nodes compute", weight=600)
     base, space = top + PANEL - 20, PANEL - 20
     room = WIDTH - LEFT - RIGHT
@@ -161,7 +161,7 @@ def _use(report: SimulationReport, top: int) -> Iterable[str]:
 
 
 def _floor(values: Sequence[float]) -> float:
-    """Where an axis begins: at zero, unless so little changes that nothing could be seen."""
+    """Where an axis begins: at zero, unless the values vary too little to be visible."""
     low, high = min(values), max(values)
     return 0.0 if low == high or high - low > high / 20 else low - (high - low)
 
@@ -171,7 +171,7 @@ def _number(value: float) -> str:
 
 
 def _round_up(most: float) -> float:
-    """The end of an axis: one digit and zeros, or one and a half."""
+    """The end of an axis: the value rounded up to one digit, or to 1.5 times a power of ten."""
     if most <= 0:
         return 1.0
     unit = 1.0

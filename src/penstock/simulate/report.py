@@ -17,7 +17,7 @@ BINS = 120  # of the timeline
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of durations in seconds; all None if there are none."""
+    """Percentiles of durations in seconds; None without durations."""
 
     p50: float | None
     p99: float | None
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class JobCounts:
-    """unfinished: still running when the simulation was given up."""
+    """unfinished: still running when the simulation stopped."""
 
     started: int
     done: int
@@ -43,19 +43,19 @@ class JobCounts:
 
 @dataclass(frozen=True, slots=True)
 class NodeUse:
-    """busy: share of the time that it was there in which it computed."""
+    """busy: share of its lifetime spent computing."""
 
     node: str
     layers: list[str]
     busy: float
     passes: int
     kv_tokens: int
-    seconds: float  # that it was there
+    seconds: float  # of lifetime
 
 
 @dataclass(frozen=True, slots=True)
 class LinkUse:
-    """busy: share of the time in which hidden states were under way."""
+    """busy: share of the time spent transferring hidden states."""
 
     sender: str
     receiver: str
@@ -65,7 +65,7 @@ class LinkUse:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Figures for equal parts of the time. nodes: how many were there at the end of each part."""
+    """Figures for equal intervals. nodes: how many were live at the end of each."""
 
     seconds: list[float]  # the end of each part
     tokens_per_second: list[float]
@@ -91,7 +91,7 @@ class SimulationReport:
     longest_pause_s: float
     preemptions: int
     node_visits: int  # passes of NetworkJobs through layers or head
-    cpu_seconds: float = field(compare=False)  # that the simulation took
+    cpu_seconds: float = field(compare=False)  # used by the simulation
     node_visits_per_cpu_second: float = field(compare=False)
     nodes: list[NodeUse]
     links: list[LinkUse]
@@ -136,7 +136,7 @@ def report(simulation: Simulation) -> SimulationReport:
 
 
 def _nodes(simulation: Simulation) -> list[NodeUse]:
-    """One for each name, also if it was started several times."""
+    """One entry per name, even if the node was started several times."""
     until = max(simulation.scenario.seconds, simulation.now())
     found = {}
     for machine in simulation.scenario.machines:

@@ -10,7 +10,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.hidden_format import HiddenFormat
 from penstock.simulate.node import Machine
 
-Amount = tuple[int, int]  # tokens: the least and the most, each as likely
+Amount = tuple[int, int]  # tokens: minimum and maximum of a uniform distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """A speed, and for which pairs: of two nodes, groups or sites; of one site (`within`); or of all that no other row names."""
+    """The speed of some links: between two nodes, groups or sites; inside each site (`within`); or all that no row names."""
 
     speed: LinkSpeed
     between: tuple[str, str] | None = None
@@ -58,7 +58,7 @@ class Happening(Enum):
     KILL = "kill"  # it dies
     FREEZE = "freeze"  # all its threads stop
     THAW = "thaw"
-    LEAVE = "leave"  # it announces that it goes, and goes
+    LEAVE = "leave"  # it announces that it leaves, then leaves
     JOIN = "join"  # it starts: for the first time, or again
     CUT = "cut"  # nothing passes a link any more
     HEAL = "heal"
@@ -66,7 +66,7 @@ class Happening(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NetworkEvent:
-    """names: a node, or the two ends of a link; a group stands for one of its members, drawn when it happens."""
+    """names: a node, or the two ends of a link; for a group, a random member is chosen when the event happens."""
 
     at: float
     what: Happening
@@ -75,7 +75,7 @@ class NetworkEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """machines: all that ever take part. groups: by name, the machines that were declared together. sites: by machine."""
+    """machines: all that ever take part. groups: the machines declared together, by name. sites: the site of each machine."""
 
     name: str
     seconds: float
@@ -91,12 +91,12 @@ class Scenario:
     sites: dict[str, str] = field(default_factory=dict)
 
     def members(self, name: str) -> Sequence[str]:
-        """The machines that a name stands for: its own, or all of a group."""
+        """The machines that a name stands for: one machine, or all of a group."""
         return self.groups.get(name, (name,))
 
     @property
     def absent(self) -> set[str]:
-        """Machines that are not there at first: those of which the first event is that they join."""
+        """Machines that are not running at the start: those whose first event is a join."""
         first: dict[str, Happening] = {}
         for event in sorted(self.events, key=lambda event: event.at):
             for name in event.names:

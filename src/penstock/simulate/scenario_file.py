@@ -1,4 +1,4 @@
-"""Reads a scenario from a TOML file, and refuses what it does not understand, with the line."""
+"""Reads a scenario from a TOML file; errors name the line."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def layers(value: Any) -> tuple[tuple[int, int], ...]:
 
 
 class _Table:
-    """One table of the file, of which every key must be asked for."""
+    """One table of the file. `close` refuses keys that were not read."""
 
     def __init__(self, reader: _Reader, name: str, count: int, content: Any) -> None:
         self._reader, self.name, self._count = reader, name, count
@@ -192,7 +192,7 @@ class _Table:
 
     def close(self) -> None:
         for key in self._left:
-            self.refuse(f"{self._title} has no key '{key}'", key, hint=f"It knows: {', '.join(sorted(self._asked))}.")
+            self.refuse(f"{self._title} has no key '{key}'", key, hint=f"Known keys: {', '.join(sorted(self._asked))}.")
 
     def refuse(self, problem: str, key: str = "", hint: str = "") -> NoReturn:
         self._reader.refuse(problem, self.name, self._count, key, hint=hint)
@@ -351,7 +351,7 @@ class _Reader:
         if sum(map(bool, (load.per_second, load.at, load.streams))) != 1:
             row.refuse("a load needs one of per_second, at and streams")
         if load.origin not in origins:
-            row.refuse(f"{load.origin} is no node with ends = true", "origin")
+            row.refuse(f"{load.origin} is not a node with ends = true", "origin")
         return load
 
     def _events(self, row: _Table, known: set[str], length: float) -> list[NetworkEvent]:

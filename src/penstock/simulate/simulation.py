@@ -1,4 +1,4 @@
-"""Simulation: runs a scenario, and watches what becomes of its jobs."""
+"""Simulation: runs a scenario, and tracks its jobs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from penstock.simulate.scenario import Amount, Happening, JobLoad, NetworkEvent,
 WARM_UP_S = 5.0  # before the scenario begins, for nodes to find each other
 MAX_OVERTIME_S = 600.0  # after its end, for jobs that are still running
 LEAVE_POLL_S = 0.1
-MAX_LEAVE_S = 30.0  # until a node that leaves goes, whatever still passes it
-RETRY_S = 1.0  # until a client of a closed loop asks again after a failure
+MAX_LEAVE_S = 30.0  # a leaving node goes after this, even if routes still use it
+RETRY_S = 1.0  # until a closed-loop client retries after a failure
 PROGRESS_S = 1.0  # of simulated time between two calls of `progress`
 FIRST_TOKEN_ID = 2
 
@@ -45,7 +45,7 @@ class WatchedJob:
         clock: Callable[[], float],
         on_end: Callable[[], None],
     ) -> None:
-        """clock: of the node's compute thread, which tells when tokens come. It is ahead of `started` in a pass."""
+        """clock: of the node's compute thread, to time tokens. During a pass it is ahead of `started`."""
         self.number = number
         self.node = node
         self.prompt = prompt
@@ -97,8 +97,8 @@ class ScenarioNetwork(SimulatedNetwork):
         return found
 
     def idle_seconds(self, node: SimulatedNode) -> float:
-        """Longer than in reality: most of the time of a simulation would go into looks at a clock that finds nothing due. Losses
-        are noticed up to 40 ms later, and leases end up to 200 ms later."""
+        """Longer than in reality, or a simulation would spend most of its time on idle wake-ups. Losses are noticed up to 40 ms
+        later, and leases end up to 200 ms later."""
         if node.engine.host.reordering:
             return super().idle_seconds(node)
         return MAX_SLEEP_S if node.machine.ends else RECALL_INTERVAL_S
@@ -125,12 +125,12 @@ class Simulation:
         self.scenario = scenario
         self.jobs: list[WatchedJob] = []
         self.events: list[tuple[float, str]] = []  # what happened, and when
-        self.alive: list[tuple[float, int]] = []  # how many nodes there are since when
+        self.alive: list[tuple[float, int]] = []  # time, and the number of live nodes from then on
         self._machines = {machine.name: machine for machine in scenario.machines}
         self._dice = random.Random(f"load {scenario.seed}")
         self._open = 0
         self._progress = progress
-        self.cpu_seconds = 0.0  # that this process has spent on it
+        self.cpu_seconds = 0.0  # spent by this process
         began = time.process_time()
         self.network = ScenarioNetwork(scenario)
         self.network.run(WARM_UP_S)
@@ -145,8 +145,8 @@ class Simulation:
     # ---- running ----
 
     def run(self) -> None:
-        """Until the scenario is over, and then until its jobs have ended."""
-        logger = logging.getLogger("penstock")  # what its engines say of routes and nodes is no news to anybody
+        """Run until the scenario is over and its jobs have ended."""
+        logger = logging.getLogger("penstock")  # its engines' log lines about routes and nodes are just noise
         level = logger.level
         logger.setLevel(logging.ERROR)
         began = time.process_time()
@@ -172,11 +172,11 @@ class Simulation:
             self._progress(seconds)
 
     def busy_seconds(self, node: SimulatedNode) -> float:
-        """Of compute since the scenario began."""
+        """Seconds of compute since the scenario began."""
         return node.busy - self._busy_before.get(id(node), 0.0)
 
     def lifetime(self, node: SimulatedNode, until: float) -> float:
-        """Seconds that a node was there since the scenario began."""
+        """Seconds that a node was live since the scenario began."""
         gone = until if node.gone_at is None else min(until, node.gone_at - self._start)
         return max(0.0, gone - max(0.0, node.started_at - self._start))
 
@@ -193,7 +193,7 @@ class Simulation:
             self._await_next(load, origin)
 
     def _await_next(self, load: JobLoad, origin: str) -> None:
-        """Poisson: the time until the next arrival does not depend on the last one."""
+        """Schedule the next arrival of a Poisson process."""
         when = self.network.now + self._dice.expovariate(load.per_second)
         if when - self._start < self.scenario.seconds:
             self.network.at(when, partial(self._arrive, load, origin))
@@ -205,13 +205,13 @@ class Simulation:
     def _submit(self, load: JobLoad, origin: str) -> None:
         node = self.network.nodes.get(origin)
         if node is None or not node.alive or self.now() >= self.scenario.seconds:
-            return  # its clients have nobody to talk to
+            return  # its clients cannot reach it
         prompt, answer = (self._draw(amount) for amount in (load.prompt, load.answer))
 
         def on_end() -> None:
             self._open -= 1
             if load.streams and node.alive:
-                took_time = watched.ended is not None and watched.ended > watched.started  # else time would stand still
+                took_time = watched.ended is not None and watched.ended > watched.started  # else simulated time would stop
                 pause = RETRY_S if not watched.done else 0.0 if took_time else TICK_S
                 self.network.at(node.clock() + pause, partial(self._submit, load, origin))
 
@@ -239,7 +239,7 @@ class Simulation:
             return
         name = self._member(event)
         if name is None:
-            return  # there is none to which this could happen
+            return  # no machine fits the event
         node = self.network.nodes.get(name)
         match event.what:
             case Happening.KILL:
@@ -259,7 +259,7 @@ class Simulation:
         self._count_nodes()
 
     def _member(self, event: NetworkEvent) -> str | None:
-        """The machine that it happens to: of a group, one to which it can."""
+        """Choose the machine that an event affects: of a group, a random one that fits."""
         fitting = [name for name in self.scenario.members(event.names[0]) if self._fits(name, event.what)]
         return self._dice.choice(fitting) if fitting else None
 
@@ -271,7 +271,7 @@ class Simulation:
         return alive and (what is not Happening.THAW or self.network[name].stopped)
 
     def _await_leaving(self, node: SimulatedNode, until: float) -> None:
-        """It goes as soon as nobody needs it any more."""
+        """Let a node leave as soon as no route or job needs it."""
         if not node.alive:
             return
         engine = node.engine

@@ -1,4 +1,4 @@
-"""Finds the lines of a TOML file on which its tables and keys are, so that an error can name them."""
+"""Finds the line numbers of tables and keys in a TOML file, for error messages."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class TomlLines:
                 self._lines.setdefault((table, count, key[1]), number)
 
     def of(self, table: str, count: int = 0, key: str = "") -> int | None:
-        """The line of a key, of its table if the key has none of its own, or None. count: of the tables with this name."""
+        """Return the line of a key, or else of its table; None if unknown. count: index among the tables of this name."""
         places = ((table, count, key), (table or key, count, ""))
         return next((self._lines[place] for place in places if place in self._lines), None)

@@ -142,7 +142,7 @@ def find_source(
             return _from_store(model, store, fetcher)
         if refusal is None:
             raise
-        raise UntrustedWeights(f"{refusal.message} It cannot be had elsewhere: {error.message}", hint=refusal.hint) from error
+        raise UntrustedWeights(f"{refusal.message} It is not available elsewhere: {error.message}", hint=refusal.hint) from error
     return WeightsSource(model, folder, manifest_of(folder, read_spec(folder), progress), None, None)
 
 

@@ -38,8 +38,8 @@ from penstock.workspace.store.request import WorkRequest, read_request
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.tokens import count_saved_tokens
 
-MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the pause between two looks grows
-SERVER_CHECK_S = 1.0  # how often a wait looks whether a server still works on the queue
+MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the polling interval grows
+SERVER_CHECK_S = 1.0  # how often a wait checks that a server still works on the queue
 
 
 class Status(StrEnum):
@@ -126,7 +126,7 @@ class Flow:
         return self._workspace.path
 
     def status(self, job_id: object) -> Status:
-        """Return a job's status. What cannot be an id, whatever its type, is MISSING and no error."""
+        """Return a job's status. Anything that cannot be an id, of any type, is MISSING rather than an error."""
         place = self._workspace.find(job_id) if isinstance(job_id, str) and is_job_id(job_id) else None
         return Status.MISSING if place is None else STATUS[place]
 
@@ -210,7 +210,7 @@ class Flow:
         raise self._not_finished(f"{self.path} is not idle after {timeout:g} seconds.")
 
     def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
-        """Yield jobs, newest first. A job that moves meanwhile comes once."""
+        """Yield jobs, newest first. A job that moves meanwhile is yielded once."""
         known = self._workspace.open_jobs().union(*map(self._workspace.names, FINISHED))
         newest = sorted(known, key=order, reverse=True) if limit is None or tag else heapq.nlargest(limit, known, key=order)
         count = 0

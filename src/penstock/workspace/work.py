@@ -57,7 +57,7 @@ class Work:
         endpoint: a path of the API, such as /v1/embeddings; then the prompt is the JSON body of a request to it, and the result
             that of the answer.
         key: a name of your own for the request; if it was used for the same request before, the id of that job is returned.
-        after: jobs to wait for; `{{name}}` in the prompt becomes the result of the one of that name, or of that id.
+        after: jobs to wait for; `{{name}}` in the prompt becomes the result of the job with that name or id.
         sampling: fields of SamplingParams, such as max_tokens."""
         for name, value, what in (("tags", tags, "words"), ("after", after, "ids")):
             if isinstance(value, str):
@@ -134,7 +134,7 @@ class Work:
         return self.submit_request(again, prompt).job_id
 
     def _is_repeat(self, request: WorkRequest, prompt: bytes, known: str) -> bool:
-        """Whether the job of a key asks for the same. False if that job is being removed; raises KeyTaken if it differs."""
+        """Whether a key's job has the same request. False if that job is being removed; raises KeyTaken if it differs."""
         try:
             with self._workspace.reading_job(known) as (_, folder):
                 before, known_prompt = read_job(folder)

@@ -49,7 +49,7 @@ def test_a_port_is_free_or_names_what_has_it(listening: socket.socket, monkeypat
     monkeypatch.setattr("penstock.cli.client.api.READ_TIMEOUT_S", 0.1)
     found = by_name(check_server())["Port"]
     assert found.verdict is CheckResult.WARNING
-    assert "no Penstock server" in found.seen
+    assert "not a Penstock server" in found.seen
     listening.close()
     assert by_name(check_server())["Port"] == Finding("Port", CheckResult.GOOD, f"{port} is free for `penstock serve`")
 
@@ -59,7 +59,7 @@ def test_a_port_is_free_or_names_what_has_it(listening: socket.socket, monkeypat
     [
         ((__version__, __version__), [f"✓ Server +Penstock {__version__} answers", f"✓ Nodes +2 are live, all with {VERSION}"]),
         ((__version__, "0.0.9"), ["! Nodes +2 are live; b has 0.0.9\n +→ .*install the same one everywhere"]),
-        (("0.0.9", "0.0.9"), ["! Server +Penstock 0.0.9 answers .*\n +→ Start it again"]),
+        (("0.0.9", "0.0.9"), ["! Server +Penstock 0.0.9 answers .*\n +→ Restart it"]),
     ],
 )
 def test_servers_and_nodes_of_other_versions_are_named(versions: tuple[str, str], told: list[str]) -> None:

@@ -173,13 +173,13 @@ def test_the_samples_have_every_key_of_language_pipes() -> None:
     "text, note",
     [
         ('node_id = "node 1"', 'node_id: node_id = "node 1" cannot be used. It was left out. Use up to 64 letters'),
-        ('node_id = "a"\ncolour = "red"', "colour: This is no known setting of Language Pipes; it was left out."),
+        ('node_id = "a"\ncolour = "red"', "colour: This is not a known setting of Language Pipes; it was left out."),
         ('node_id = "a"\nend_models = [7]', "end_models: 7 cannot be read and was left out."),
         ('node_id = "a"\n[[layer_models]]\ndevice = "cpu"', "layer_models: {'device': 'cpu'} cannot be read and was left out."),
         ('node_id = "a"\nhosted_models = ["Qwen"]', "hosted_models: 'Qwen' cannot be read and was left out."),
         ('node_id = "a"\n[[layer_models]]\nid = "m"\ndevice = "tpu"', 'hosted_models.device: hosted_models.device = "tpu"'),
         ('node_id = "a"\n' + '[[layer_models]]\nid = "m"\n' * 2, "m: It is hosted twice."),
-        ('node_id = "a"\n[[layer_models]]\nid = "m"\nseed = 3', "m: seed: This is no known setting of Language Pipes"),
+        ('node_id = "a"\n[[layer_models]]\nid = "m"\nseed = 3', "m: seed: This is not a known setting of Language Pipes"),
         ('node_id = "a"', "models: None is named. Penstock hosts the model that the network runs, or its default model."),
         (
             'node_id = "a"\nend_models = ["m"]',

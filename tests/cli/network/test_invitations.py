@@ -195,8 +195,8 @@ def test_with_other_words_nothing_is_sent(at: At, tmp_path: Path) -> None:
     host, guest, words = begin_pairing(tmp_path)
     for _ in range(3):
         host.types(" ".join(reversed(words.split())) + " no")
-        host.waits_for("Those are not the words.")
-    host.waits_for("error: The machines do not have the same words. Nothing was sent.")
+        host.waits_for("The words do not match.")
+    host.waits_for("error: The words of the two machines do not match. Nothing was sent.")
     guest.waits_for("error: The other machine sent no invitation.")
     assert (host.leaves(), guest.leaves()) == (1, 1)
     assert "There are no invitations" in at("a", "invitations")[1]

@@ -486,4 +486,4 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path
     log.count("ada", requests=1)
     log.write()
     log.stop()
-    assert caplog.text.count("what keys use cannot be written") == 1
+    assert caplog.text.count("key usage cannot be written") == 1

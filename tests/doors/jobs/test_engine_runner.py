@@ -155,7 +155,7 @@ def comparable(answer: dict[str, Any]) -> dict[str, Any]:
 def test_a_body_for_another_model_than_the_jobs_fails_with_the_reason(beside: Beside) -> None:
     result = beside.answer(json.dumps({"model": "elsewhere", "input": "A river."}), endpoint="/v1/embeddings")
     assert (result.status, result.usage["error"]["field"]) == (Status.FAILED, "model")
-    assert result.text.startswith("The body is for the model 'elsewhere', and the job is not.")
+    assert result.text.startswith("The body is for the model 'elsewhere', the job for another.")
 
 
 @pytest.mark.parametrize("body", ["{", "[]", "7", "{}", '{"model": null}'])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.config.node import NodeConfig
 
 MODEL_SETTINGS = [BY_KEY[f"{MODELS}.{name}"] for name in ("device", "dtype", "quant", "max_memory", "kv_memory")]
-MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the pause between two looks grows
+MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the polling interval grows
 SERVER_AWAY_TIMEOUT_S = 60.0
 MAX_MISTAKES_SHOWN = 5
 EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'

@@ -41,7 +41,7 @@ class StreamedAnswer:
 
     @property
     def tokens_per_second(self) -> float:
-        """Measured from the first token on, which includes the time of the prompt."""
+        """The rate after the first token, so without the time of the prompt."""
         seconds = self.timings.total - self.timings.first_token
         count = self.usage.completion_tokens
         return (count - 1) / seconds if count > 1 and seconds > 0 else 0.0

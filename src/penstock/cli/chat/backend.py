@@ -65,7 +65,7 @@ class RemoteChatBackend:
         return RemoteJob(self.client, "/v1/completions", {"model": model, "prompt": prompt, **wanted})
 
     def knows(self, model: str) -> bool:
-        """Whether the server has a model under this name, which need not be the one that it lists."""
+        """Whether the server has a model under this name, even if it lists another name for it."""
         try:
             self.client.get(f"/v1/models/{quote(model, safe='')}")
         except ServerRefused as error:
@@ -127,7 +127,7 @@ def open_backend(
 
 
 def find_server(url: str | None, model: str | None) -> tuple[RemoteChatBackend, list[str]] | None:
-    """Return a server and its models, just `model` if it has it; None if none is named, and this machine's cannot be used."""
+    """Return a server and its models, just `model` if it has it; None if no server is named and this machine's cannot be used."""
     named = named_url(url)
     server = RemoteChatBackend(Client(named or default_url()))
     try:

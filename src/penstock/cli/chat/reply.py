@@ -26,7 +26,7 @@ class Reply(StreamedAnswer):
 
     @property
     def tokens_per_second(self) -> float:
-        """Measured from the first token on, which includes the time of the prompt; 0 if unknown."""
+        """The rate after the first token, so without the time of the prompt; 0 if unknown."""
         seconds = self.total - self.first_token
         return (self.usage.completion_tokens - 1) / seconds if self.usage.completion_tokens > 1 and seconds > 0 else 0.0
 
@@ -39,7 +39,7 @@ class Reply(StreamedAnswer):
         if self.text:
             facts.append(f"first token after {self.first_token:.2f} s")
         elif self.complete:
-            facts.append("the model said nothing")
+            facts.append("the answer is empty")
         if self.finish_reason is FinishReason.LENGTH:
             facts.append("cut off at the token limit")
         return " · ".join(facts)

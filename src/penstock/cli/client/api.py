@@ -250,7 +250,7 @@ def error_in_body(answer: Any, status: int = 0) -> ServerRefused | None:
     if not error:
         return None
     facts = error if isinstance(error, dict) else {"message": str(error)}
-    message = str(facts.get("message") or "The server failed without a reason.")
+    message = str(facts.get("message") or "The server gave no reason for the error.")
     hint = f"Set {KEY_VARIABLE} to a valid key." if status == 401 else ""
     return ServerRefused(message, status=status, reason=str(facts.get("code") or ""), hint=hint)
 

@@ -83,7 +83,7 @@ def api_key(environ: Mapping[str, str] = os.environ) -> str:
     """The key to send, "" when there is none."""
     key = environ.get(KEY_VARIABLE, "").strip()
     if not sendable(key):
-        raise ConfigError(f"{KEY_VARIABLE} holds characters that HTTP cannot carry.", hint="Is it really the key?")
+        raise ConfigError(f"{KEY_VARIABLE} contains characters that an HTTP header cannot have.", hint="Is it really the key?")
     return key
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.workspace.worker.pool import JobEnd
 
 
-# those of a server make no difference here, but for the keys: batches of revoked ones are not worked on
+# server settings have no effect here, except the folder of keys: batches of revoked keys are not worked on
 SETTINGS_OF_A_DRAIN = [
     setting.key
     for setting in SETTINGS
@@ -109,7 +109,7 @@ def drain(
 
 
 def drain_config(workspace: Path, settings: Settings) -> NodeConfig:
-    """Configure the node that drains a folder: without a network, unless one was named. Having joined one once is not enough."""
+    """Configure the node that drains a folder: without a network, unless one was named. A joined one does not count."""
     config = replace(settings.node, workspace=replace(settings.node.workspace, path=workspace))
     return replace(config, network=NetworkConfig()) if settings.sources["network.name"].source.startswith("network ") else config
 
@@ -154,12 +154,12 @@ class Watch:
         try:
             print_json(job_record(end.job_id, "done" if end.done else "failed", end.facts))
             sys.stdout.flush()
-        except BrokenPipeError:  # the reader has gone, but the jobs are still wanted
+        except BrokenPipeError:  # stdout was closed, but the jobs are still wanted
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def interrupt_on_signals() -> None:
-    """Treat SIGTERM and SIGHUP like Ctrl-C: after a sudden death our jobs would count as suspects."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C: if this process died instead, its jobs would count as suspects."""
     for name in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(name) is not signal.SIG_IGN:  # under nohup
             signal.signal(name, signal.default_int_handler)

@@ -25,8 +25,8 @@ def named_jobs(job: str, example: str) -> list[str]:
 
 
 def for_each(jobs: Sequence[str], act: Callable[[str], None]) -> None:
-    """Do the same with each job. Of several, each problem is reported by its job, and the others are still done; then the exit
-    code is 1 if one failed or is missing, or else 2 if one is not ready."""
+    """Apply a function to each job. With several jobs, a problem is reported with its job's id, and the others are still done;
+    then the exit code is 1 if one failed or is missing, or else 2 if one is not ready."""
     if len(jobs) == 1:
         with not_ready_is_2():
             act(jobs[0])
@@ -46,7 +46,7 @@ def for_each(jobs: Sequence[str], act: Callable[[str], None]) -> None:
 
 
 def time_left(timeout: float | None, jobs: Sequence[str]) -> Callable[[], float | None]:
-    """Return a function for how long to wait for the next job: a timeout is for all of them together."""
+    """Return a function for how long to wait for the next job: all jobs share the timeout."""
     until = None if timeout is None else time.monotonic() + timeout
     return lambda: timeout if until is None or len(jobs) == 1 else max(0.0, round(until - time.monotonic(), 1))
 

@@ -91,7 +91,7 @@ def forest(views: Iterable[JobView], root: str | None, limit: int) -> Forest:
     children: dict[str, list[str]] = {}
     rootless = []
     for job_id, view in jobs.items():
-        # only parents that come before it: so there is no circle
+        # only parents submitted before the job, so there are no cycles
         parents = {*view.request.after.values()} & children.keys() if view.request else ()
         for parent in parents:
             children[parent].append(job_id)

@@ -25,7 +25,7 @@ OptionalWorkspace = Annotated[
     ),
 ]
 SETTING = BY_KEY["workspace.path"]
-PROOF = ("outcome", "sha256")  # fields of usage.json that prove it whole; of no use to readers
+PROOF = ("outcome", "sha256")  # fields of usage.json that prove it complete; of no use to readers
 
 
 def default_folder() -> Path:
@@ -53,7 +53,7 @@ def note(text: str) -> None:
 
 
 def status_word(status: str, served: bool) -> str:
-    """A job that runs without a server was interrupted: its server died."""
+    """The status in a word: a job that is running without a server was interrupted, since its server died."""
     return "interrupted" if status == "running" and not served else status
 
 

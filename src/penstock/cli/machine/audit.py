@@ -60,7 +60,7 @@ def audit(
 
 
 def _save(report: Report) -> None:
-    """Keep it for the console; an audit is worth printing where it cannot be."""
+    """Save the report for the console. An error is ignored: the report was printed."""
     from penstock.doors.app.saved_audits import audits_folder, save
 
     folder = audits_folder()
@@ -85,7 +85,7 @@ def lines(report: Report) -> Iterator[str]:
         indent="",
     )
     yield ""
-    yield "Tokens that are recovered from what comes home before the last m layers"
+    yield "Tokens that are recovered from what returns before the last m layers"
     yield from table(
         ["m", "norm + head: text", "answer", "linear map: text", "answer"],
         [

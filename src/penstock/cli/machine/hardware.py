@@ -61,7 +61,7 @@ def cpu_features(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def nvidia_driver() -> str | None:
-    """The version of the NVIDIA driver; None if it does not tell."""
+    """The version of the NVIDIA driver; None if nvidia-smi does not report one."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.split()

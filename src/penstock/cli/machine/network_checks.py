@@ -32,17 +32,17 @@ def check_server() -> Iterator[Finding]:
         version = client.get("/health")["version"]
     except (PenstockError, KeyError, TypeError):
         advice = "Choose another with `penstock serve --port`, and PENSTOCK_PORT for the other commands."
-        yield Finding("Port", CheckResult.WARNING, f"{url.port} is taken by something that is no Penstock server", advice)
+        yield Finding("Port", CheckResult.WARNING, f"{url.port} is in use by a program that is not a Penstock server", advice)
         return
     if version == __version__:
         yield Finding("Server", CheckResult.GOOD, f"Penstock {version} answers at {url}")
     else:
-        advice = "Start it again, so that it runs what is installed."
+        advice = "Restart it to run the installed version."
         yield Finding("Server", CheckResult.WARNING, f"Penstock {version} answers at {url}; this is {__version__}", advice)
     try:
         nodes = client.get("/network")["nodes"]
     except PenstockError as error:
-        yield Finding("Nodes", CheckResult.WARNING, f"the server does not tell: {error.message}", error.hint)
+        yield Finding("Nodes", CheckResult.WARNING, f"the server does not list them: {error.message}", error.hint)
         return
     if nodes:
         yield _versions(nodes)
@@ -86,8 +86,8 @@ def _listening(network: JoinedNetwork) -> Iterator[Finding]:
             advice = "Join or create the network again with --listen tls/0.0.0.0:7447."
             yield Finding("Listening", CheckResult.WARNING, f"only this machine can reach {endpoint}", advice)
         else:
-            state = "something listens there: a node that runs, or another program" if _answers("127.0.0.1", port) else "free"
-            advice = "" if state == "free" else "If no node runs here, find the program: ss -ltnp"
+            state = "in use: by a running node, or another program" if _answers("127.0.0.1", port) else "free"
+            advice = "" if state == "free" else "If no node is running here, find the program: ss -ltnp"
             yield Finding("Listening", CheckResult.GOOD, f"{endpoint}; {state}", advice)
 
 

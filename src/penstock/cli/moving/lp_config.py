@@ -62,7 +62,7 @@ class _Conversion:
         self._note_defaults()
         for key, value in self._found.items():
             if key not in CONVERTED:
-                self._note(key, replacement(key, value) or "This is no known setting of Language Pipes; it was left out.")
+                self._note(key, replacement(key, value) or "This is not a known setting of Language Pipes; it was left out.")
 
     def lines(self, file: Path) -> Iterator[str]:
         yield f"# A Penstock node, converted from {file.name}, a configuration of Language Pipes."
@@ -123,7 +123,7 @@ class _Conversion:
             if name == "data_type" and value != FULL_PRECISION:
                 self._note(f"{model['id']}: data_type", replacement("data_type"))
             elif name not in (*MODEL_NAMES, "load_ends", "data_type"):
-                self._note(f"{model['id']}: {name}", "This is no known setting of Language Pipes; it was left out.")
+                self._note(f"{model['id']}: {name}", "This is not a known setting of Language Pipes; it was left out.")
         return model
 
     def _add_model(self, model: dict[str, Any]) -> None:

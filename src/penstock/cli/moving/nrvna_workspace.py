@@ -86,7 +86,7 @@ class NrvnaSurvey:
 
 def survey(path: Path) -> NrvnaSurvey:
     if not (path / Place.READY).is_dir():
-        what = "is no workspace of nrvna-ai: it has no folder input/ready" if path.is_dir() else "does not exist"
+        what = "is not a workspace of nrvna-ai: it has no folder input/ready" if path.is_dir() else "does not exist"
         raise WorkspaceError(f"{path} {what}.", hint="Name the folder that nrvnad, wrk and flw were given.")
     found = NrvnaSurvey(path, daemon=_daemon(path), model=_model(path))
     for place in STATES:

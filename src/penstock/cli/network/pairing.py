@@ -85,16 +85,16 @@ def _compare(listener: PairingListener, node: str) -> Pairing:
         pairing = listener.find(typer.prompt("The four words that it shows", err=True))
         if pairing is not None:
             return pairing
-        _tell("Those are not the words.")
+        _tell("The words do not match.")
     raise Untrusted(
-        "The machines do not have the same words. Nothing was sent.",
-        hint=f"If you typed what it shows, somebody may be in between. Use an invitation: penstock network invite {node}",
+        "The words of the two machines do not match. Nothing was sent.",
+        hint=f"If you mistyped nothing, the connection may be intercepted. Use an invitation: penstock network invite {node}",
     )
 
 
 @contextmanager
 def _answering(network: JoinedNetwork) -> Iterator[None]:
-    """Answer the machine that joins, unless the node of this machine runs and does."""
+    """Answer the joining machine here, unless this machine's node is running and does so."""
     from penstock.network.trust import admission, invitation_book
     from penstock.network.trust.join_listener import JoinListener
 
@@ -117,7 +117,7 @@ def _wait_for(network: JoinedNetwork, invitation: str) -> None:
         if booked is not None and booked.use is not None:
             return
         time.sleep(POLL_S)
-    raise Untrusted("The other machine got the invitation and has not joined.", hint="What it says tells why.")
+    raise Untrusted("The other machine got the invitation but has not joined.", hint="Its output says why.")
 
 
 def _tell(text: str) -> None:

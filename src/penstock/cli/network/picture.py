@@ -15,7 +15,7 @@ from penstock.units import format_bytes, format_seconds
 Json = dict[str, Any]
 
 MIN_WIDTH = 40  # columns; nothing can be drawn in fewer
-SLOW_BYTES_PER_SECOND = 10e6  # links below this are shown: the hidden state of a token of a large model takes milliseconds there
+SLOW_BYTES_PER_SECOND = 10e6  # show slower links: a large model's hidden states take milliseconds per token there
 MAX_LINKS = 8
 MIN_SHOWN_REFUSALS = 10  # a restart of a node causes a few
 NODES = ["node", "state", "serves", "round trip", "version"]

@@ -52,7 +52,7 @@ def _row(one: ComparedPlacement) -> list[str]:
 
 
 def _say_how(better: Sequence[ComparedPlacement]) -> None:
-    """Say with which setting each node gets its layers."""
+    """Print the command that gives each node its layers."""
     for one in {one.name: one for one in better}.values():
         print(f"\nFor {one.name}:")
         for node, ranges in one.layers.items():

@@ -228,7 +228,7 @@ def _value(option: str, text: str) -> int | None:
 
 
 def _check(changes: dict[str, Any]) -> None:
-    """Raise ConfigError for a limit that cannot be, before the key is looked for."""
+    """Raise ConfigError for an invalid limit, before the key is looked up."""
     from penstock.config.keys import KeyLimits
 
     KeyLimits(**changes)

@@ -19,7 +19,7 @@ def set_up_logging(form: str, level: str) -> None:
 
 
 class _Stderr(logging.StreamHandler[Any]):
-    """Writes to what sys.stderr is at the moment: while a bar is drawn, that puts lines above it."""
+    """Writes to the current sys.stderr, which prints lines above a progress bar while one is drawn."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)

@@ -1,4 +1,4 @@
-"""Warnings about environment variables that another system would have read."""
+"""Warnings about environment variables of other systems, which Penstock does not read."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def log_old_variables() -> None:
 
 
 def print_old_variables() -> None:
-    """Do the same for a command that has no log."""
+    """Print the warnings of a command that has no log."""
     for line in old_variables(os.environ):
         print(f"warning: {line}", file=sys.stderr)

@@ -24,7 +24,7 @@ class ProgressBars:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._terminal = self._stream.isatty()
-        self._console: Console | None = None  # one for all bars: what was printed through it before goes above the next bar too
+        self._console: Console | None = None  # shared by all bars, so that lines printed through it stay above the next bar too
         self._bar: RichProgress | None = None
         self._what = ""  # the current work
         self._due = 0.0  # when its next plain line may be printed
@@ -33,7 +33,7 @@ class ProgressBars:
     def __call__(self, what: str, done: int, total: int) -> None:
         if 0 < total <= done:
             if self._unfinished:
-                self._print_line(what, done, total)  # or the last line would look like where it stopped
+                self._print_line(what, done, total)  # otherwise the work would seem to have stopped at the last line
             self.clear()
             return
         is_new = what != self._what

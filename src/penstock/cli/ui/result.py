@@ -26,7 +26,7 @@ class ResultWriter:
             self._last = piece[-1:].decode("latin-1")
 
     def end(self) -> None:
-        """End the last line, where it has to be ended."""
+        """End the last line if it needs a newline."""
         if self._terminal:
             self._show(self._decoder.decode(b"", final=True))
         if self._ends_line and self._last != "\n":

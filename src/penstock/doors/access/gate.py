@@ -29,20 +29,20 @@ logger = logging.getLogger("penstock.http")
 Refuse = Callable[[Scope, Send, PenstockError], Awaitable[None]]
 
 OPEN_PATHS = frozenset(("/health", "/ready"))  # for monitoring; they reveal nothing
-CONSOLE_PATH = "/console/"  # below it are the files of the web console, the same for everybody
+CONSOLE_PATH = "/console/"  # static files of the web console, the same for every client
 CLIENT_CLOSED_REQUEST = 499
-PACED = frozenset((401, 403, 429))  # refused for who asks, or how often
+PACED = frozenset((401, 403, 429))  # refusals because of the client's identity or request rate
 ID_HEADERS = (b"x-request-id", b"request-id")  # OpenAI's and Anthropic's names; clients send the first
-CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")  # an id of a client that is taken over: it is logged, and cannot be a text
+CLIENT_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")  # client-sent ids to adopt; they are logged, so no free text
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 
 
 @dataclass(slots=True)
 class AccessLog:
-    """Logs one line per request: its id, client, key, path, status, duration, tokens. Never any text of it. An id that the client
-    sends is taken over into the answer's headers.
+    """Logs one line per request: its id, client, key, path, status, duration, tokens. Never its text. An id that the client
+    sends is returned in the response headers.
 
-    paths: those that may be logged as they are; any other could contain text of a client.
+    paths: those that may be logged verbatim; any other could contain a client's text.
     responses: counts answers by method, path and status.
     """
 
@@ -105,7 +105,7 @@ class AccessLog:
 class Gate:
     """Refuses a request before its body is read: wrong key, foreign origin, body too large.
 
-    Many refusals of one key, or of one address without a key, are sent more and more slowly.
+    Repeated refusals of one key, or of one address without a key, are sent with growing delays.
 
     hosts: names by which a server without keys may be addressed; None allows any.
     max_upload: by path, where bodies may be larger because they go to disk.
@@ -174,7 +174,7 @@ class Gate:
 
     def _check_origin(self, headers: Headers) -> None:
         """Refuse web pages of other sites, so that a page cannot use a server on its visitor's machine: neither from its own
-        origin (Origin) nor through a name that it points here (Host), nor by what it embeds, which has no Origin."""
+        origin (Origin), nor by DNS rebinding (Host), nor through embedded resources, which send no Origin."""
         host = headers.get("host", "")
         if not self.keys.required and self.hosts is not None and host and _hostname(f"//{host}") not in self.hosts:
             raise ForbiddenOrigin(
@@ -249,7 +249,7 @@ def _hostname(url: str) -> str:
 
 
 def _is_embedded(headers: Headers) -> bool:
-    """Whether a page of another site asks in a browser, with an image, a frame or the like. Following a link is none."""
+    """Whether another site's page loads this in a browser, as an image, a frame or the like. Following a link does not count."""
     return headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-dest") != "document"
 
 

@@ -1,7 +1,7 @@
 """JobMeter: decides when jobs of the workspace fit the tokens per minute of their key.
 
-Jobs are counted apart from requests that a client waits for, so that a batch does not take these their tokens. A job that does
-not fit waits, and none is cut short: one that may need more than a whole minute's tokens begins when all others are through.
+Jobs are counted apart from interactive requests, so that a batch does not use up their tokens. A job that does not fit waits, and
+none is cut short: one that may need more than a whole minute's tokens starts once all others have finished.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JobMeter:
         self._accounts: dict[str | None, Account] = {}
 
     def admit(self, owner: str | None, tokens: int) -> JobTicket:
-        """Admit a job that may use so many tokens, or raise KeyLimit if it must wait."""
+        """Admit a job that may use up to `tokens`, or raise KeyLimit if it must wait."""
         limit = self._limits_of(owner).tokens_per_minute
         with self._lock:
             account = self._accounts.setdefault(owner, Account(self._clock))

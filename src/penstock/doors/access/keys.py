@@ -25,7 +25,7 @@ Canonical = Callable[[str], str]  # maps all names of a model to one
 class Caller:
     """The holder of a key, compared by the key: after a record is removed, another key may get its name.
 
-    name: None for the owner, and for everybody if no key is required.
+    name: None for the owner, and for every caller if no key is required.
     """
 
     sha256: str = ""
@@ -38,18 +38,18 @@ class Caller:
         return self.sha256[:OWNER_ID_LENGTH] or None
 
     def may_use(self, model: str, canonical: Canonical) -> bool:
-        """Tell whether the key is for a model. Both may have any of the model's names."""
+        """Whether the key is valid for a model. Request and key record may use any of the model's names."""
         return self.limits.models is None or canonical(model) in map(canonical, self.limits.models)
 
     def check_model(self, model: str | None, canonical: Canonical) -> None:
-        """Raise KeyForbids if the key is not for a model; None is a request that names none, where none is served."""
+        """Raise KeyForbids if the key is not valid for a model; None if the request names none and none is served."""
         if self.limits.models is None or (model is not None and self.may_use(model, canonical)):
             return
         wanted = "every model, and this request names none" if model is None else f"the model '{model[:100]}'"
         raise KeyForbids(f"The key '{self.name}' is not for {wanted}.", hint=f"It may use: {', '.join(self.limits.models)}.")
 
     def priority(self, wanted: int | None) -> int:
-        """The priority of a request that asks for one, or for none."""
+        """The priority of a request, given the one it asks for, if any."""
         ceiling = self.limits.priority
         if wanted is None:
             return DEFAULT_PRIORITY if ceiling is None else min(DEFAULT_PRIORITY, ceiling)
@@ -65,7 +65,7 @@ OWNER = Caller()
 
 
 class Keys:
-    """Used on the event loop only, but where noted.
+    """Used on the event loop only, except where noted.
 
     always: require a key even while the folder has none.
     on_revoked: called for every caller whose key stops being valid.
@@ -96,7 +96,7 @@ class Keys:
 
     @property
     def has_owner(self) -> bool:
-        """Whether the owner has a key, so that nobody else can be taken for it."""
+        """Whether the owner has a key, so that no other caller can pass for the owner."""
         return self._owner is not None
 
     @property

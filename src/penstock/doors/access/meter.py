@@ -19,7 +19,7 @@ from penstock.errors import KeyLimit, KeyRevoked, RequestError
 
 TICKS_PER_S = 10  # the resolution of the window
 WINDOW_TICKS = 60 * TICKS_PER_S
-MIN_OPEN_ENDED_TOKENS = 256  # left in the minute, to admit an answer without max_tokens
+MIN_OPEN_ENDED_TOKENS = 256  # an answer without max_tokens is admitted if this many are left in the minute
 MIN_RETRY_S = 1  # Retry-After where the end of open answers cannot be predicted
 
 
@@ -157,7 +157,7 @@ class Meter:
         return ticket
 
     def hold(self, caller: Caller) -> Ticket:
-        """Admit a request before anything is known of it: it counts as one open answer, and a token must be left."""
+        """Admit a request that has not been parsed yet: it counts as one open answer and needs one token left."""
         return self.admit(caller, outputs=1, prompt_tokens=1, max_tokens=0)
 
     def revoke(self, caller: Caller) -> None:
@@ -195,7 +195,7 @@ class Meter:
         account.expire()
         if limit is None or account.used + account.reserved + tokens <= limit:
             return
-        # How much of a large reservation will be used is unknown: then say when the request fits if nothing more is used.
+        # How much of a large reservation will be used is unknown, so report when the request fits if no more is used.
         room = limit - tokens
         wait = account.seconds_until(room - account.reserved if account.reserved <= room else room)
         raise KeyLimit(

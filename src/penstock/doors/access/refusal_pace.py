@@ -1,4 +1,4 @@
-"""RefusalPace: the more refusals of one client there are, the later they are answered: asking without a pause gains nothing."""
+"""RefusalPace: delays the refusals of a client that keeps being refused, so that retrying in a tight loop gains nothing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 BURST = 20  # refusals of a client that are answered at once
-PER_SECOND = 20  # and how many a second from then on
-MAX_DELAY_S = 2.0  # a waiting request holds a connection
-MAX_CLIENTS = 4096  # that are remembered
+PER_SECOND = 20  # refusals per second after the burst
+MAX_DELAY_S = 2.0  # a delayed request holds a connection
+MAX_CLIENTS = 4096  # remembered at once
 
 
 class RefusalPace:

@@ -15,17 +15,17 @@ from penstock.errors import PenstockError
 
 logger = logging.getLogger("penstock.keys")
 
-WRITE_INTERVAL_S = 5.0  # what a crash may cost
+WRITE_INTERVAL_S = 5.0  # the most that a crash can lose
 
 NO_TOKENS = UsedTokens()
 Holdings = Callable[[], Mapping[str | None, KeyHoldings]]
 
 
 class UsageLog:
-    """Safe in any thread. Writes between `start` and `stop`; only counts in memory without a folder of keys.
+    """Safe in any thread. Writes between `start` and `stop`; without a folder of keys, counts in memory only.
 
     holdings: what each owner has in the workspace.
-    workspace: where that is.
+    workspace: its path.
     """
 
     def __init__(self, keys: Path | None = None) -> None:
@@ -33,7 +33,7 @@ class UsageLog:
         self._file: UsageFile | None = None
         self._lock = threading.Lock()
         self._new: dict[tuple[str, str], list[int]] = {}  # by key and day: requests, tokens of prompts and of answers
-        self._used: dict[str, KeyUse] = {}  # without what is new
+        self._used: dict[str, KeyUse] = {}  # without the counts in `_new`
         self._written: ServerUsage | None = None
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -42,7 +42,7 @@ class UsageLog:
         self.workspace: str | None = None
 
     def count(self, owner: str | None, tokens: UsedTokens = NO_TOKENS, *, requests: int = 0) -> None:
-        """Called for each token: it adds three numbers, and `write` does the rest."""
+        """Add to the counts. Called for each token, so it is cheap; `write` does the rest."""
         key = (owner or OPERATOR, today())
         with self._lock:
             counts = self._new.setdefault(key, [0, 0, 0])
@@ -82,7 +82,7 @@ class UsageLog:
             self._failed = False
         except (PenstockError, OSError) as error:
             if not self._failed:
-                logger.warning("what keys use cannot be written: %s", error)
+                logger.warning("key usage cannot be written: %s", error)
             self._failed = True
 
     def _add_new(self) -> None:

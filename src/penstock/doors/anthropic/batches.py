@@ -1,5 +1,5 @@
-"""/v1/messages/batches: many messages in one request, answered in the background. They lie in the same folders as OpenAI's
-batches, with the same limits, and their results are the output files of these."""
+"""/v1/messages/batches: many messages in one request, answered in the background. They are stored as OpenAI's batches are, in
+the same folders and with the same limits; their results are the batches' output files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from penstock.workspace.store.uploads import Uploads
 PATH = "/v1/messages/batches"
 PREFIX = "msgbatch_"
 WINDOW = "24h"
-REQUESTS = "requests"  # in a batch's metadata: how many it has, which the journal only knows when it was validated
+REQUESTS = "requests"  # metadata field: number of requests, which the journal has only after validation
 MAX_COUNTED = 1000  # batches whose cancelled lines were counted, kept in memory
 LINES = "text/plain; charset=utf-8"  # as the content of files
 
@@ -95,7 +95,7 @@ class MessageBatchEndpoints:
     def _create(self, items: list[BatchItem], owner: str | None) -> BatchView:
         lines = [_line(item) for item in items]
         size = sum(map(len, lines))
-        # it expires in case that we are killed before it is removed
+        # expires in case this process is killed before it removes the file
         file = self._uploads.add(lines, name="messages.jsonl", purpose="batch", owner=owner, expires_after=HOUR, size=size)
         try:
             with self._uploads.opened(file.file_id, owner) as opened:

@@ -20,7 +20,7 @@ TYPES = {
     503: "overloaded_error",
 }
 VERSION_HEADER = "anthropic-version"  # all of its clients send it
-THREAD = "thread"  # a field that is refused in a way that its clients recover from: they send the whole conversation instead
+THREAD = "thread"  # clients recover from the refusal of this field by sending the whole conversation instead
 NO_THREADS: ErrorDetails = {"error_code": "thread_unsupported_request", "unsupported": [THREAD]}
 
 

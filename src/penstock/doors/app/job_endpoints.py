@@ -26,7 +26,7 @@ from penstock.workspace.store.kept_jobs import KeptJobs, job_footprint
 from penstock.workspace.work import Work
 
 DEFAULT_LIMIT, MAX_LIMIT = 100, 500
-MAX_READ = 2000  # jobs that are looked through for those of a key
+MAX_READ = 2000  # jobs searched for those of one key
 RETRY_AFTER_S = 60
 FIGURES = ("prompt_tokens", "completion_tokens", "seconds")  # of usage.json
 
@@ -34,7 +34,7 @@ JobStatusName = Literal["queued", "running", "done", "failed", "missing"]
 
 
 class DiskJob(TypedDict, total=False):
-    """A job of the workspace. submitted: Unix time. after: its parents, by the names that it has for their results.
+    """A job of the workspace. submitted: Unix time. after: its parents, by the names under which it uses their results.
 
     waits_for: its parents that have not ended. will_fail: why it will not run. error: code of the error with which it failed.
     key: the name of its key, for the owner. tokens and seconds: of a job that has ended."""
@@ -63,7 +63,7 @@ class DiskJobs(TypedDict):
 
 
 class JobChanged(TypedDict):
-    """status: of the job now; one that runs is cancelled in a moment."""
+    """status: the current one; a running job is cancelled a moment later."""
 
     id: str
     status: JobStatusName
@@ -76,7 +76,7 @@ class JobEndpoints:
         self._served = served
         self._workspace = None if backlog is None else backlog.workspace
         self._keys = keys
-        self._retrying = threading.Lock()  # what a key has is counted before more is added
+        self._retrying = threading.Lock()  # one retry at a time, so that each counts the jobs of those before it
 
     def routes(self) -> list[Route]:
         return in_dialect(
@@ -125,7 +125,7 @@ class JobEndpoints:
             key = KeptJobs(self._workspace).free_key(caller.owner)
             if key is None:
                 raise KeyLimit(
-                    "This key has run as many jobs again as it may.",
+                    "This key has reached its limit of retried jobs.",
                     retry_after=RETRY_AFTER_S,
                     hint="The operator removes those that have ended: penstock flow --gc --older-than 1d.",
                 )
@@ -146,7 +146,7 @@ class JobEndpoints:
         return self._workspace is not None and is_job_id(job_id) and self._workspace.find(job_id) is not None
 
     def _work(self, job_id: str, caller: Caller) -> Work:
-        """The workspace, for a job of it that the caller may touch. One of another key is as unknown as one that is not there."""
+        """The workspace, if the caller may access this job in it. A job of another key is reported as unknown."""
         unknown = UnknownJob(f"There is no job {job_id[:80]}.", hint="GET /jobs and GET /events list the jobs.")
         if self._workspace is None or not self._is_on_disk(job_id):
             raise unknown

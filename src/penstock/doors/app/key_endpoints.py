@@ -28,7 +28,7 @@ Found = TypeVar("Found")
 
 
 class LimitFields(Fields):
-    """What a key may do; a limit that is left out is none."""
+    """What a key may do; a limit that is left out does not apply."""
 
     jobs: Whole | None = None
     tokens_per_minute: Whole | None = None
@@ -102,8 +102,8 @@ class KeyState(TypedDict):
 
 
 class KeyEndpoints:
-    """Keys are made for others by the owner, so a server without an owner's key has none to make here: whoever reaches it could
-    shut everybody else out."""
+    """Manages keys for the owner. Closed on a server without an owner's key, where any client could otherwise lock out all
+    others."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -178,7 +178,7 @@ class KeyEndpoints:
 
 
 def _checked(make: Callable[[], Found], *, field: str = "") -> Found:
-    """What is wrong with a name or a limit is wrong with the request."""
+    """Report an invalid name or limit as an error of the request."""
     try:
         return make()
     except ConfigError as error:

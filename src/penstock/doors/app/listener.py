@@ -44,7 +44,7 @@ def bind_port(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         try:
-            bound.bind(address)  # fails also while another server that has taken the port still loads its models
+            bound.bind(address)  # also fails if another server has bound the port and is still loading its models
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
@@ -112,7 +112,7 @@ def handling_signals(handle: Callable[[int, FrameType | None], None]) -> Iterato
 
 
 def wait_for_signal(*, on_ready: Callable[[], None], on_leaving: Callable[[], None]) -> None:
-    """Wait until a node without a port is asked to leave. A second signal ends the process as usual."""
+    """Wait until a node without a port gets a signal to stop. A second signal ends the process as usual."""
     leaving = threading.Event()
     with handling_signals(lambda sig, frame: leaving.set()):
         on_ready()
@@ -216,7 +216,7 @@ class Listener(uvicorn.Server):
         self._signals += 1
         self._door.draining = self.should_exit = True
         if self._signals == 1 and self._loop is not None:
-            # not here: the signal may have interrupted a write to the log, into which nothing else can be written
+            # not here: the signal may have interrupted a log write, and logging is not reentrant
             self._loop.call_soon_threadsafe(self._on_leaving)
         elif self._signals == 1:
             self._on_leaving()

@@ -14,7 +14,7 @@ from penstock.engine.hosted_model import HostedModel
 from penstock.errors import NotReady, PenstockError
 
 PROBE_TIMEOUT_S = 10.0  # for one token
-PROBE_PRIORITY = 1 << 30  # before all other work: the probe is about the pipe, not about the queue
+PROBE_PRIORITY = 1 << 30  # before all other work: the probe tests the pipe, not the queue
 
 
 class Readiness:
@@ -26,12 +26,12 @@ class Readiness:
     async def check(self) -> None:
         """Raise NotReady if a model lacks layers or generates no token. Concurrent checks share one probe and its outcome."""
         for hosted in self._models:
-            if missing := hosted.engine.pipe.explain():  # also right after a token: its layers may be gone
+            if missing := hosted.engine.pipe.explain():  # checked even if a token was just generated: its layers may be gone
                 raise NotReady(missing, hint=STATUS_HINT)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._check())
-            self._running.add_done_callback(lambda task: task.cancelled() or task.exception())  # if all who waited have left
-        await asyncio.shield(self._running)  # one that is cancelled leaves it to the others
+            self._running.add_done_callback(lambda task: task.cancelled() or task.exception())  # in case all waiters have left
+        await asyncio.shield(self._running)  # cancelling one waiter does not cancel the probe of the others
 
     async def _check(self) -> None:
         for hosted in self._models:

@@ -87,7 +87,7 @@ class OAIHttpServer:
         self._dispatcher.draining = value
 
     def count_unread(self, status: int) -> None:
-        """Count an answer to a request that was never read, such as one of too many connections."""
+        """Count an answer to a request that was never read, such as the refusal of one connection too many."""
         self._responses["-", "(unread)", status] += 1
 
     def abort_unread(self) -> None:

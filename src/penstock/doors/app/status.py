@@ -98,7 +98,7 @@ def kv_of(hosted: HostedLayers) -> tuple[int, int]:
 
 
 def state_of(job: Job, sequences: Sequence[EngineSequence]) -> str:
-    """A state in a word that a user knows: between two chunks of a prompt a sequence is PAUSED, and its job is being read."""
+    """The state of a job in a word that a user knows: reading, although between two prompt chunks its sequence is PAUSED."""
     if not sequences:
         return "waiting"
     state = sequences[0].shown_state

@@ -15,8 +15,8 @@ from penstock.network.log_throttle import LogThrottle
 
 logger = logging.getLogger("penstock.http")
 
-MAX_ACCEPTS = 16  # at a time: the requests of those that are connected must be read before more are taken
-RETRY_S = 0.1  # after the system had no descriptor or no memory for a connection
+MAX_ACCEPTS = 16  # per event loop pass, so that requests of open connections are read before more are accepted
+RETRY_S = 0.1  # after the system ran out of descriptors or memory for connections
 TLS_SHUTDOWN_S = 5.0
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -24,7 +24,7 @@ FULL = plain_response(503, "The server has as many connections as it accepts. Tr
 
 
 class Acceptor:
-    """Stands in for the server object of asyncio, which has no say in what it accepts.
+    """Replaces asyncio's server object, which cannot choose which connections it accepts.
 
     make: makes a Connection.
     tls: returns what encrypts the next connection; None for plain HTTP.
@@ -82,11 +82,11 @@ class Acceptor:
                 if error.errno in EXHAUSTED:
                     self._pause(error)
                     return
-                continue  # the client has left before we came
+                continue  # the client left before its connection was accepted
             self._take(client, client_address(peer[0]))
 
     def _pause(self, error: OSError) -> None:
-        """Close a connection for the next one, and try again in a moment."""
+        """Close a waiting connection to make room, and try again in a moment."""
         if self._throttle.should_log():
             logger.warning("cannot accept connections: %s", error.strerror)
         waiting = self._admission.longest_waiting()
@@ -109,7 +109,7 @@ class Acceptor:
         task = self._loop.create_task(self._open(connection, client))
         self._opening.add(task)
         task.add_done_callback(lambda task: self._opened(task, connection, client))
-        # without a handshake it is open in a moment, and uvloop loses track of one that is cancelled in that moment
+        # without TLS it opens almost at once, and uvloop loses track of a connection that is cancelled while opening
         connection.open(task.cancel if self._tls is not None else lambda: None)
 
     def _turn_away(self, client: socket.socket) -> None:

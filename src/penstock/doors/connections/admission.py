@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Generic, NamedTuple, TypeVar
 
-IPV6_NETWORK_BITS = 64  # what one client gets from its provider
+IPV6_NETWORK_BITS = 64  # the prefix that a provider assigns to one client
 
 C = TypeVar("C")
 
@@ -18,10 +18,10 @@ class AdmissionResult(NamedTuple, Generic[C]):
 
 
 class Admission(Generic[C]):
-    """The open connections. One waits until the headers of a request are complete, and again after its answer.
+    """The open connections. A connection waits until the headers of a request are complete, and again after its answer.
 
-    Where a new connection is one too many, the one of its address that has waited longest is closed for it, so that no client
-    can take the places of others; if none of its address waits, the one of all. A connection with a request is never closed for
+    If a new connection exceeds a limit, the longest-waiting one of the same address is closed for it, so that no client can
+    crowd out others; if none of that address waits, the longest-waiting of all. A connection with a request is never closed for
     another: if all have one, the new connection is refused.
 
     max_open: connections in all.
@@ -56,14 +56,14 @@ class Admission(Generic[C]):
         return next(iter(self._waiting), None)
 
     def set_waiting(self, connection: C) -> None:
-        """It has no request: its last one was answered."""
+        """Mark a connection as having no request: its last one was answered."""
         address = self._addresses.get(connection)
         if address is not None and connection not in self._waiting:
             self._waiting[connection] = None
             self._waiting_at.setdefault(address, {})[connection] = None
 
     def set_busy(self, connection: C) -> None:
-        """The headers of its request are complete."""
+        """Mark a connection as busy: the headers of its request are complete."""
         if connection in self._waiting:
             address = self._addresses[connection]
             del self._waiting[connection]

@@ -16,10 +16,10 @@ from penstock.config.node import LimitsConfig
 from penstock.doors.connections.admission import Admission
 
 MAX_HEADER_BYTES = 1 << 16  # request line and headers together; also the trailers of a body
-MAX_PIPELINED = 16  # requests sent ahead of the answer before them
-REFUSED_OPEN_S = 1.0  # how long a connection stays open after a refusal, unread: who sends rubbish cannot connect again at once
+MAX_PIPELINED = 16  # requests sent before the previous ones were answered
+REFUSED_OPEN_S = 1.0  # keep a refused connection open, unread, so that a client sending garbage cannot reconnect at once
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
-MIN_PROBE_S, MAX_PROBE_S = 0.05, 5.0  # between two of them; each interval is twice the one before
+MIN_PROBE_S, MAX_PROBE_S = 0.05, 5.0  # probe intervals; each is twice the one before
 OUTPUT_STALL_S = 30.0  # close a connection if its client reads nothing for this long while there is something to read
 
 
@@ -36,13 +36,13 @@ def plain_response(status: int, message: str, *headers: bytes) -> bytes:
 
 
 class Connection(HttpToolsProtocol):
-    """A connection of uvicorn, from the moment that its socket was accepted: before a TLS handshake too.
+    """A uvicorn connection, from the moment its socket is accepted, so before the TLS handshake.
 
     Headers must be complete `header_timeout` seconds after the connection was opened, or after the first byte of a later request.
     Between requests it may be idle for `idle_timeout` seconds. The endpoints limit how long a body may take.
 
-    A client that has only finished sending gets its answer. It looks like one that has left until something is written to it, so
-    interim responses are, which clients skip.
+    A client that has only half-closed its connection still gets its answer. Only a write can tell it from one that has
+    left, so interim responses are written to it, which clients skip.
 
     on_unread: called with the status of an answer to a request that does not reach the API.
     """
@@ -70,7 +70,7 @@ class Connection(HttpToolsProtocol):
         self._output_check: asyncio.TimerHandle | None = None
         self._unanswered = 0  # requests with complete headers whose answer is not complete
         self._in_body = False  # the headers of the last request are complete, but not its body
-        self._room = MAX_HEADER_BYTES  # that may come before headers are complete, or the next piece of a body
+        self._room = MAX_HEADER_BYTES  # bytes that may still arrive before the headers, or the next piece of a body, are complete
         self._active: RequestResponseCycle | None = None  # the request that is being answered
         self._half_closed = False
         self._probe: asyncio.TimerHandle | None = None
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
             self._cancel_handshake()
 
     def forget(self) -> None:
-        """Take it off the list of open connections."""
+        """Remove this connection from the open ones."""
         self._admission.remove(self)
         self._clear_deadline()
         self._unset_keepalive_if_required()
@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
         self._clear_deadline()
         self._deadline = self.loop.call_later(REFUSED_OPEN_S, self._close)
 
-    # ---- a client that sends no more ----
+    # ---- a half-closed connection ----
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to stay open. TLS cannot, and HTTP 1.0 has no interim responses."""
@@ -238,7 +238,7 @@ class Connection(HttpToolsProtocol):
             self._watch_output()
 
     def _watch_output(self) -> None:
-        """Drop the connection if the client stops to read. Only while nothing more is written: then progress is less to send."""
+        """Drop the connection if the client stops reading. Used only while nothing is written: a smaller buffer is progress."""
         size = self.transport.get_write_buffer_size()
         if size and self._output_check is None:
             self._output_check = self.loop.call_later(OUTPUT_STALL_S, self._check_output, size)

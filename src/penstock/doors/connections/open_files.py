@@ -12,7 +12,7 @@ MACOS_MAX_FILES = 10240  # OPEN_MAX: macOS refuses more, even where it claims to
 
 
 def raise_open_files_limit() -> int:
-    """Raise the soft limit of open files to the hard one where the system allows it, and return what it is then."""
+    """Raise the soft limit of open files to the hard one where the system allows it, and return the resulting limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MACOS_MAX_FILES):
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

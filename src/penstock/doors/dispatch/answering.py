@@ -38,8 +38,8 @@ async def respond(
     worker: Worker | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """Start the jobs of a request and return the response that follows them. worker: tokenizes it, and it is encoded in a
-    thread too; None for a short one. headers: further ones of the response."""
+    """Start the jobs of a request and return the response that follows them. worker: tokenizes the prompt, and the answer is
+    encoded in a thread too; None for a short request. headers: additional response headers."""
     if any(job.sampling.logprobs is not None for job in exchange.jobs):
         await served.ready_for_logprobs()
     running = RunningRequest(mailbox, served.hosted, admit)
@@ -192,7 +192,7 @@ class AnswerResponse(Response):
 
 
 class Silence:
-    """Wakes the writer of a stream that has sent nothing for `limit` seconds. One timer for all of it: tokens are many."""
+    """Wakes the writer of a stream that has sent nothing for `limit` seconds. One timer per stream: one per token is too many."""
 
     def __init__(self, limit: float, wake: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

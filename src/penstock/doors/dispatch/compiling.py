@@ -1,4 +1,4 @@
-"""CompileTurns: runs the translation of requests with grammars, one at a time for each key, until the client leaves."""
+"""CompileTurns: translates requests with grammars, one at a time for each key, and stops if the client leaves."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.errors import KeyLimit
 
-MAX_THREADS = 64  # each waits for the process of a grammar
-WASTED_PAUSE_S = 1.0  # after a key's grammar was compiled for a request that its limits then refused
+MAX_THREADS = 64  # each only waits for a grammar process
+WASTED_PAUSE_S = 1.0  # pause a key after its limits refused a request whose grammar had already been compiled
 
 Result = TypeVar("Result")
 
 
 class CompileTurns:
-    """Belongs to an event loop. Requests of a key wait for each other here, so that they take no threads from other keys."""
+    """Belongs to an event loop. Requests of one key wait for each other here, before they take a thread."""
 
     def __init__(self) -> None:
         self._turns: defaultdict[str | None, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._threads = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="penstock-grammar")
-        self._wasted: dict[str | None, KeyLimit] = {}  # by owner: what it was refused with, while it has to pause
+        self._wasted: dict[str | None, KeyLimit] = {}  # by paused owner: the error to refuse it with
 
     def record_wasted(self, owner: str | None, refusal: KeyLimit) -> None:
         """Refuse the requests of a key for a moment, since the last one was refused after its grammar had been compiled."""
@@ -35,7 +35,7 @@ class CompileTurns:
 
     async def run(self, make: Callable[[], Result], owner: str | None, request: Request, aborted: threading.Event) -> Result:
         """Run `make` in a thread. Sets `aborted` and raises ClientDisconnect if the client leaves before it is done. Raises
-        KeyLimit while its key has to pause."""
+        KeyLimit while the key is paused."""
         work = asyncio.create_task(self._in_turn(make, owner))
         leaving = asyncio.create_task(_disconnected(request))
         try:

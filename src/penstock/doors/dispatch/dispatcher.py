@@ -28,12 +28,12 @@ from penstock.doors.http.workers import Worker, Workers
 from penstock.engine.hosted_model import HostedLayers
 from penstock.errors import KeyLimit, RequestError, UnknownModel
 
-MAX_MESSAGES = 1 << 16  # for a model whose chat template leaves messages out, so that its context says nothing
+MAX_MESSAGES = 1 << 16  # for a model whose chat template drops messages, so that its context sets no limit
 
 
 @dataclass(frozen=True, slots=True)
 class MeteredWork:
-    """Work for a request that no job answers, counted against its key's limits, apart from answers."""
+    """Work for a request that needs no job, counted against its key's limits separately from answers."""
 
     worker: Worker
     ticket: Ticket
@@ -88,7 +88,7 @@ class RequestDispatcher:
     async def answer(self, kind: type[Body], exchange: Callable[[Body, Context], Exchange], request: Request) -> Response:
         """Read a request, find its model, translate it and run it. A large one is read and translated in a thread.
 
-        It counts as an open answer of its key from here on, so that a key cannot have more work done than it may have answers.
+        It counts as an open answer of its key from the start, so that work before the answer is limited too.
         """
         body = await whole_body(request)
         large = len(body) > LARGE_BODY_BYTES
@@ -137,7 +137,7 @@ class RequestDispatcher:
 
     @asynccontextmanager
     async def metered(self, request: Request) -> AsyncIterator[MeteredWork]:
-        """Admit a request that no job answers, such as one to tokenize a text. Its tokens are counted when they are known."""
+        """Admit a request that needs no job, such as one to tokenize a text. Its tokens are counted once they are known."""
         caller = caller_of(request)
         ticket = self._work_meter.hold(caller)
         try:
@@ -149,7 +149,7 @@ class RequestDispatcher:
     def _admit(self, caller: Caller, place: Ticket, jobs: Sequence[Job]) -> Ticket:
         """Count the jobs against the key's limits. Answers without a max_tokens are cut to what the key has left.
 
-        place: what the request has held so far.
+        place: the ticket that the request has held until now.
         """
         self.api.keys.check(caller)
         place.close()
@@ -181,7 +181,7 @@ class RequestDispatcher:
         return served
 
     def _max_messages(self) -> int:
-        """The most messages, and parts of them, that any model can take: which one a request is for is in its body."""
+        """The most messages, or parts of them, that any model takes. The request's own model is known only after parsing."""
         return max((served.max_messages or MAX_MESSAGES for served in self.api.catalog.models.values()), default=MAX_MESSAGES)
 
     def describe_layers(self) -> str:

@@ -12,7 +12,7 @@ NumberedUpdate = tuple[int, JobUpdate]
 
 
 class Mailbox:
-    """Create it on the event loop. Waking the loop costs a system call: a step with 32 tokens does it once."""
+    """Create it on the event loop. Waking the loop costs a system call, so a step with 32 tokens wakes it once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class Updates:
         self.wake()
 
     def wake(self) -> None:
-        """Let a waiting `read` return, though nothing may have come."""
+        """Let a waiting `read` return, even if there are no updates."""
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

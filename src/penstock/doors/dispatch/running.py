@@ -16,7 +16,7 @@ from penstock.engine.job_factory import JobHandle, PreparedJob
 from penstock.errors import NotReady, PenstockError, QueueFull
 
 STATUS_HINT = "`penstock network status` shows which layers are missing, and what to run."
-MAX_CONCURRENT_JOBS = 128  # of one request in the engine: later requests wait for these, not for all of a long list
+MAX_CONCURRENT_JOBS = 128  # of one request in the engine, so that later requests do not wait for all of a long list
 
 
 Admit = Callable[[Sequence[Job]], Ticket]  # raises if the key's limits do not allow these jobs now

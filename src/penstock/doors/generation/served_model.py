@@ -14,7 +14,7 @@ from penstock.engine.hosted_model import HostedModel
 from penstock.errors import RequestError
 from penstock.model.sources import recommended_sampling
 
-PROBED_PAIRS = 4  # messages are added to a conversation in so many pairs, to see what they cost
+PROBED_PAIRS = 4  # pairs of messages added to a conversation to measure how many tokens they take
 
 
 class ServedModel:

@@ -26,7 +26,7 @@ class Turn:
         stands for one that is left out.
     prefill: the beginning of the answer; the model continues it, and it is not repeated in the answer.
     sampling: only what the request sets; the model's recommendation fills the rest.
-    answer_format: of an answer without tool calls. Where a call must come, it waits for the next turn.
+    answer_format: of an answer without tool calls. If a call is required, it applies only to the next turn.
     template: further variables for the chat template.
     """
 

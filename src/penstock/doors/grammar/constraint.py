@@ -19,12 +19,12 @@ from penstock.doors.grammar.worker import Op, ReplyKind
 from penstock.errors import PenstockError, RequestError
 
 SIMPLIFY = "Make it smaller and less ambiguous, and combine fewer patterns for one value."
-HOLD_SHARE = 0.25  # of the time, in the long run
+HOLD_SHARE = 0.25  # of the compute thread's time, in the long run
 
 
 class Patience:
-    """Time that may still be spent: at most `limit` seconds at once, and a `share` of all time. The default is that of the
-    compute thread, which waits for masks."""
+    """A time budget: at most `limit` seconds at once, and a `share` of all time. The default share is that of the compute
+    thread's waiting for masks."""
 
     def __init__(
         self,

@@ -43,8 +43,8 @@ class Grammars:
         self._budget: CpuBudget | None = None  # a new one for each grammar
 
     def for_request(self, owner: str | None, aborted: threading.Event) -> Grammars:
-        """The same for one request: its grammars count for the key that owns it, have one CpuBudget together, and are given up
-        when `aborted` is set, because the client has left."""
+        """Bind a copy to one request: its grammars count towards `owner`, share one CpuBudget, and are abandoned when `aborted`
+        is set because the client has left."""
         bound = copy.copy(self)
         bound._owner = owner
         bound._aborted = aborted

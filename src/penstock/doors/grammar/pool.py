@@ -1,4 +1,4 @@
-"""GrammarPool: the compiled grammars of one model, and what each key may take of its machine."""
+"""GrammarPool: the compiled grammars of one model, and each key's share of memory and CPU time for them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from penstock.doors.grammar.remote import (
 )
 from penstock.errors import KeyLimit
 
-MAX_IDLE = 32  # compiled grammars that are kept for a next request
-MAX_IDLE_OF_KEY = 8  # of them for one key, so that nobody replaces those of others by sending new ones
-MAX_USES = 1000  # of a compiled grammar, whose automaton grows with use: after this many, compile it again
+MAX_IDLE = 32  # unused compiled grammars, retained for later requests
+MAX_IDLE_OF_KEY = 8  # ... of one key, so that no key evicts the grammars of others by sending new ones
+MAX_USES = 1000  # compile a grammar again after this many uses, since its automaton grows with use
 MAX_LIVE = 128  # grammars of one key at the same time
 BASE_MEMORY_BYTES = 12 * 1024 * 1024  # what a small grammar reports; most of it is shared with the others
 MAX_REFUSED = 256  # grammars that were too complex, remembered so that repeating them costs nothing
 RETRY_AFTER_S = 5
-KEY_SHARE = 0.8  # of the time that a step may wait for grammars, for those of one key
+KEY_SHARE = 0.8  # how much of a step's waiting time for grammars one key can use
 
-# CPU time for compiling the grammars of one key: so much at once, and this share of a core in the long run. Beyond it, they wait.
+# CPU time for compiling the grammars of one key: a burst, and a number of cores in the long run. Beyond that, they wait.
 COMPILE_BURST_S = 0.25
 COMPILE_SHARE = (os.cpu_count() or 1) / 16
-PROCESS_CPU_S = 0.012  # of every process, beside what it says that it took
-MAX_COMPILE_CHARGE_S = 2.0  # for one grammar: a mistake should not keep a key waiting for long
+PROCESS_CPU_S = 0.012  # charged for each process, in addition to the CPU time that it reports
+MAX_COMPILE_CHARGE_S = 2.0  # the most charged for one grammar, so that a single mistake does not block a key for long
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What grammars may take.
+    """Limits on the resources of grammars.
 
     compile_cpu_s: CPU time for all grammars of one request.
     memory_bytes: for all grammars of one key, beside BASE_MEMORY_BYTES for each.
@@ -56,7 +56,7 @@ class GrammarLimits:
 
 
 class GrammarKey(NamedTuple):
-    """owner: nobody shares a grammar with another key, since a hostile client can make it fail."""
+    """owner: keys do not share grammars, since a hostile client can make one fail."""
 
     owner: str | None
     kind: str
@@ -78,7 +78,7 @@ class _Compiled:
 
 
 class _GrammarAccount:
-    """What belongs to a key.
+    """The grammars of a key, and its time budgets.
 
     turn: held while a grammar of the key is compiled, one at a time.
     compile_time: CPU time that the key may use for compiling now.
@@ -153,7 +153,7 @@ class GrammarPool:
         self._processes.close()
 
     def _find(self, key: GrammarKey, field: str, account: _GrammarAccount) -> GrammarFactory | None:
-        with self._lock:  # until it is used: unused ones may be ended by other threads
+        with self._lock:  # until the factory marks the grammar as used: other threads end unused ones
             found = self._compiled.pop(key, None)
             if found is None or found.grammar.has_ended:
                 return None
@@ -200,13 +200,13 @@ class GrammarPool:
             self._end_idle(MAX_IDLE, list(self._compiled))
 
     def _end_idle(self, keep: int, keys: list[GrammarKey]) -> None:
-        """End all but the last few of these grammars that nobody uses."""
+        """End the unused ones of these grammars, except the last `keep`."""
         idle = [key for key in keys if not self._compiled[key].grammar.is_used]
         for key in idle[:-keep]:
             self._compiled.pop(key).grammar.close()
 
     def _make_room(self, owner: str | None, account: _GrammarAccount) -> None:
-        """End grammars of this key that nobody uses, the least recently used first, while it has too many."""
+        """End unused grammars of this key, the least recently used first, while it has too many."""
         for key in [key for key, known in self._compiled.items() if key.owner == owner and not known.grammar.is_used]:
             if not account.is_full:
                 return

@@ -34,7 +34,7 @@ from penstock.errors import ComputeFailed, CorruptWeights, PenstockError, Unsupp
 ABORT_POLL_S = 0.02  # how soon a compilation ends after its client has left
 CLOSE_TIMEOUT_S = 2.0  # for the fork server to end by itself
 BUFFER_BYTES = 1024 * 1024  # of each direction of a socket, where the system allows it: some twenty masks
-GROWTH_BYTES = 1024 * 1024  # of a process, to be reported
+GROWTH_BYTES = 1024 * 1024  # report a process when it has grown by this much
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)  # out of memory, or of stack
 
 
@@ -62,7 +62,7 @@ class ForkServerProcess:
             return self._special
 
     def fork(self) -> socket.socket:
-        """Start a process, and return our end of its connection. If it could not be forked, that closes at once."""
+        """Start a process, and return our end of its connection. If the fork fails, the connection closes at once."""
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             with contextlib.suppress(OSError):
@@ -221,7 +221,7 @@ class RemoteGrammar:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is gone. Does not read, so that any thread may ask."""
+        """Whether the process is gone. Does not read, so any thread can call it."""
         if self.failure is not None or not self.close.alive:
             return True
         look = select.poll()
@@ -333,15 +333,15 @@ class RemoteGrammar:
 
 
 def _why_ended(received: bytes | bytearray) -> TooComplex | ComputeFailed:
-    """From the last bytes of a connection."""
+    """Tell from the last bytes of its connection why a process ended."""
     mark, status = EXIT.unpack(received[-EXIT.size :]) if len(received) >= EXIT.size else (b"", 0)
     if mark != EXIT_MARK:
-        return ComputeFailed("The process of the grammar was lost.", hint="Try again.")
+        return ComputeFailed("The grammar process was lost.", hint="Try again.")
     if status == FORK_FAILED:
-        return ComputeFailed("No process could be started for the grammar.", hint="The machine may be out of memory. Try again.")
+        return ComputeFailed("The grammar process could not be started.", hint="The machine may be out of memory. Try again.")
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
     if number == signal.SIGPROF:
         return TooComplex("CPU time")
     if number in CRASHES or (os.WIFEXITED(status) and os.WEXITSTATUS(status) == MEMORY_EXCEEDED):
         return TooComplex("memory")
-    return ComputeFailed(f"The process of the grammar was ended from outside (status {status}).", hint="Try again.")
+    return ComputeFailed(f"The grammar process was ended from outside (status {status}).", hint="Try again.")

@@ -1,6 +1,6 @@
 """Checks and rewrites the JSON Schemas of clients, so that every finished answer validates.
 
-llguidance enforces most of JSON Schema. What it would ignore or get wrong is refused here, with the keyword.
+llguidance enforces most of JSON Schema. Keywords that it would ignore or get wrong are refused here by name.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class _Walk:
             raise self.refuse(reason, "", "Use smaller or fewer ones.")
 
     def close_objects(self) -> None:
-        """Forbid further properties where an object lists some: small models invent more without end.
+        """Forbid further properties where an object lists some: small models never stop inventing more.
 
         Not where other subschemas apply to the same object, directly or by reference, since they may list more.
         """
@@ -248,7 +248,7 @@ class _Walk:
                 schema["additionalProperties"] = False
 
     def _combined_places(self) -> set[str]:
-        """The targets of references from where another subschema applies as well, and all that these refer to."""
+        """The targets of references beside which another subschema applies, and everything that these targets refer to."""
         targets = {self._place(ref) for ref in self.references}
         leads: dict[str, list[str]] = {}
         for ref in self.references:

@@ -1,7 +1,8 @@
 """The processes that grammars live in: a fork server that has loaded the tokenizer, and a fork of it for each grammar.
 
 Some grammars of 1 kB take minutes and gigabytes inside one call of llguidance, whatever its limits are: while they are compiled,
-or at a later token. So the kernel ends a process that takes too much CPU time, and a thread in it one that takes too much memory.
+or at a later token. So the kernel ends a process that uses too much CPU time, and a watching thread in the process ends it when
+it uses too much memory.
 
 This file runs without the rest of Penstock: it imports the standard library and llguidance only.
 """
@@ -30,8 +31,8 @@ from typing import NoReturn
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 DATA_SLACK_BYTES = 64 * 1024 * 1024  # what the allocator maps and does not use
-WATCH_INTERVAL_S = 0.01  # between two looks at the memory of a process that works
-PARK_TICKS = 2  # after so many looks at an idle process, stop looking until it works again
+WATCH_INTERVAL_S = 0.01  # between memory checks of a busy process
+PARK_TICKS = 2  # after this many checks of an idle process, stop checking until it is busy again
 
 # CPU time of one answer: at the start, and added for each token. Typical grammars take about 0.1 ms per token.
 CPU_ALLOWANCE_S, CPU_ALLOWANCE_PER_TOKEN_S = 1.0, 0.02
@@ -102,7 +103,7 @@ def load_tokens(file: Path, vocab: int, eos_ids: list[int]) -> Tokens:
 def main(control_fd: int, tokenizer_file: str, vocab: int, eos_ids: list[int], max_memory: int) -> None:
     """Load the tokenizer, report it as a line of JSON, then fork for every socket that is sent, until the connection closes.
 
-    max_memory: bytes that a grammar may take, beside what all share.
+    max_memory: bytes that a grammar may use, on top of the memory that all share.
     """
     _set_signals()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -126,7 +127,7 @@ def _report(control: socket.socket, **facts: object) -> None:
 
 
 def _set_signals() -> None:
-    """Ctrl-C and `systemctl stop` signal all processes: these end with the server, which may still be answering."""
+    """Ignore Ctrl-C and `systemctl stop`, which signal all processes: grammars are needed until the server has finished."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for number in (signal.SIGPROF, signal.SIGABRT, signal.SIGSEGV):
@@ -158,7 +159,7 @@ class ForkServer:
                 self._reap()
 
     def _take_socket(self, selector: selectors.BaseSelector) -> bool:
-        """Fork a process for the socket that was sent; False if the server has gone. Processes notice that by themselves."""
+        """Fork a process for the socket that was sent; False if the server has gone, which the processes notice themselves."""
         data, fds, _, _ = socket.recv_fds(self._control, 1, 1)
         for fd in fds:
             connection = socket.socket(fileno=fd)
@@ -178,8 +179,8 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._control.close()
         for other in self._children.values():
-            other.close()  # or its end would not be noticed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where Rust prints panics, which have the client's text
+            other.close()  # otherwise the server would not see it close
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # stderr, where Rust panics would print the client's text
         GrammarProcess(connection, self._tokens, self._vocab, self._max_memory).run()
 
     def _reap(self) -> None:
@@ -365,7 +366,7 @@ class GrammarProcess:
         return (ReplyKind.FAILED, 0, _reason(matcher.get_error())) if matcher.is_error() else reply
 
     def _mask(self, matcher: LLMatcher) -> bytes:
-        """As wide as the logits."""
+        """The next mask, as wide as the logits."""
         words = (self.vocab + 31) // 32
         mask = bytearray(matcher.compute_bitmask()[: 4 * words])
         if self.vocab % 32:
@@ -393,7 +394,7 @@ def peak_memory() -> int:
 
 
 def _limit_data(more: int) -> None:
-    """On Linux, let allocations fail that the watching thread may see too late, since some calls hold the GIL."""
+    """On Linux, make allocations beyond `more` bytes fail: some calls hold the GIL, so the watching thread may be too late."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         used = 1024 * int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0])
         resource.setrlimit(resource.RLIMIT_DATA, (used + more, used + more))

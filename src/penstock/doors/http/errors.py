@@ -50,7 +50,7 @@ class Dialect:
 
 
 class DialectOfPath:
-    """Put the dialect of a request into its scope, so that it can be refused before its route is found.
+    """Put the dialect of a request into its scope, so that refusals before routing are written in it.
 
     dialects: by path; an unknown path gets that of the known path with the longest common prefix.
     """

@@ -24,7 +24,7 @@ MAX_IGNORED = 32  # names in that header
 REQUEST_TIMEOUT_S = 60.0  # for a whole body to arrive
 LARGE_BODY_BYTES = 20_000  # parsing and tokenizing more on the event loop would delay other streams
 
-NOUNS = {"tools": "tool", "system": "part"}  # what the lists of these fields have; others have messages
+NOUNS = {"tools": "tool", "system": "part"}  # what the lists in these fields contain; all others contain messages
 PART_LISTS = ("content", "output", "tool_calls")  # fields of a message, or of a part, with further parts
 
 Only = Mapping[str, tuple[tuple[Any, ...], str]]
@@ -38,9 +38,9 @@ class _Limits:
 class Fields(BaseModel):
     """The base of all request bodies: its fields are those that are supported.
 
-    HARMLESS: fields that mean nothing in a request: clients send them back from an answer.
-    HINTS: fields that only advise. They are accepted and not followed, and `RequestBody.ignored` has their names, unless their
-        value is one of ONLY.
+    HARMLESS: fields that mean nothing in a request; clients echo them from an answer.
+    HINTS: advisory fields. They are accepted but not followed, and `RequestBody.ignored` has their names, unless their value is
+        one of ONLY.
     REFUSED: fields that would change the answer and are not supported, with a hint.
     ONLY: fields that are accepted with certain values only, which change nothing; with a hint.
     OPEN: whether unknown fields are HINTS too, where the dialect's own server ignores them.
@@ -73,7 +73,7 @@ class Fields(BaseModel):
 
     @property
     def slow(self) -> bool:
-        """Whether to translate it in a thread even if it is short, because that would delay other streams."""
+        """Whether to translate even a short body in a thread, because translating it would delay other streams."""
         return self.compiles
 
     @property
@@ -90,7 +90,7 @@ class Fields(BaseModel):
 class RequestBody(Fields):
     """A body whose hints are named in the answer's header.
 
-    ignored: the names of the hints that it has, and of what else was left out of it.
+    ignored: the names of its hints, and of everything else that was dropped from it.
     """
 
     _ignored: set[str] = PrivateAttr(default_factory=set)
@@ -137,7 +137,7 @@ def ignored_headers(body: Fields) -> dict[str, str]:
 
 
 def check_count(count: int, field: str, limit: int | None, noun: str = "message") -> None:
-    """Refuse more messages than the context has tokens: that costs nothing, and reading them a lot."""
+    """Refuse more messages than the context has tokens: counting them is cheap, reading them is not."""
     if limit is not None and count > limit:
         raise PromptTooLong(
             f"{field} has {count} {noun}s, but at most {limit} tokens fit, and each {noun} takes at least one.",

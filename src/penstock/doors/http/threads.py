@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from penstock.doors.http.workers import Workers
 
 THREADS = 8
-THREADS_PER_OWNER = 2  # a list of 100,000 files takes seconds: many such requests of one key leave the others threads
+THREADS_PER_OWNER = 2  # listing 100,000 files takes seconds: many such requests of one key must not take all threads
 
 Result = TypeVar("Result")
 
@@ -37,7 +37,7 @@ class SharedThreads:
 async def run_in_thread(make: Callable[[], Result], *, enabled: bool = True) -> Result:
     """Run `make` in another thread, so that it does not hold up other streams; in this one if not `enabled`.
 
-    It waits for other work of the same owner, and hardly for that of others."""
+    It may wait for other work of the same owner, but hardly ever for that of other owners."""
     if not enabled:
         return make()
     turn = _turn.get()

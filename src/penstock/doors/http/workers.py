@@ -17,9 +17,9 @@ from penstock.errors import QueueFull
 THREADS = 4  # more would only wait for each other, and each may hold a large request in memory
 THREADS_PER_OWNER = 2
 MAX_WAITING = 32  # requests of one key; each waits with its whole body in memory
-OPERATOR_FACTOR = 8  # ... and as many times more of the operator, who is everybody where no key is required
+OPERATOR_FACTOR = 8  # ... times this for the operator, which is every client if no key is required
 RETRY_AFTER_S = 2
-TRIM_DELAY_S = 1.0  # after the last work: by then its requests were answered and freed
+TRIM_DELAY_S = 1.0  # after the last work, when its requests have been answered and freed
 
 Result = TypeVar("Result")
 
@@ -27,8 +27,8 @@ Result = TypeVar("Result")
 class Workers:
     """Used on the event loop only.
 
-    An owner uses at most `per_owner` of the threads, and owners that wait take turns. So neither many requests of one owner
-    nor slow ones keep the others waiting for more than one piece of work.
+    An owner uses at most `per_owner` of the threads, and waiting owners take turns. So however many or slow the requests of one
+    owner are, the others wait for at most one piece of work.
 
     max_waiting: requests of one owner that may wait; None for any number.
     trims: return freed memory to the system after the last work.
@@ -75,7 +75,7 @@ class Workers:
             if turn.cancelled():
                 self._leave(owner, turn)
             else:
-                self.release(owner)  # it was given a thread meanwhile
+                self.release(owner)  # it got a thread just before
             raise
 
     def release(self, owner: str | None) -> None:
@@ -112,8 +112,8 @@ class Workers:
 
 
 class Worker:
-    """Runs the steps of one request in threads. It takes a thread for the first step that needs one, and keeps its place until
-    the end of the block: otherwise what one step has made would wait in memory for the next."""
+    """Runs the steps of one request in threads. Takes a thread for the first step that needs one, and keeps its slot until the
+    end of the block: otherwise the result of one step would sit in memory until the next step gets a thread."""
 
     def __init__(self, workers: Workers, executor: ThreadPoolExecutor, owner: str | None) -> None:
         self._workers = workers

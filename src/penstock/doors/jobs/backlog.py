@@ -16,7 +16,7 @@ from penstock.workspace.store.usage import UNLIMITED, StorageLimits
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 
-LINES_PER_RUNNING_JOB = 4  # lines of batches that are queued as jobs, for each job that may run; one batch gets half of them
+LINES_PER_RUNNING_JOB = 4  # batch lines to queue per job that may run at once; one batch gets half of them
 
 
 class Backlog:
@@ -80,7 +80,7 @@ class Backlog:
         return self.pool.describe()
 
     def why_waiting(self, batch: BatchView) -> str | None:
-        """Why an open batch makes no progress, if it is for its key's limits."""
+        """Why an open batch makes no progress, if its key's limits are the reason."""
         if batch.end is not None:
             return None
         return self.batches.why_waiting(batch.batch_id) or self.pool.why_paused(batch.request.owner)

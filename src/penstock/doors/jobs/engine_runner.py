@@ -33,7 +33,7 @@ from penstock.workspace.worker.runner import PartUpdate, Sink, TextWriter, Write
 
 TOKENIZING_THREADS = 2  # of those that prepare jobs: more would slow down the answers that run
 GRAMMAR_RETRY_S = 1  # for a job whose key has too many grammars in use
-MIN_DEADLINE_S = 0.001  # for a deadline that has passed: still the most urgent
+MIN_DEADLINE_S = 0.001  # replaces a deadline that has passed, so that the job is the most urgent
 
 
 class EngineTask:
@@ -191,7 +191,7 @@ class EngineRunner:
     def prepare(self, request: WorkRequest, prompt: str, aborted: threading.Event) -> EngineTask:
         try:
             return self._prepare(request, prompt, aborted)
-        except KeyLimit as error:  # of its grammars: it waits in the queue
+        except KeyLimit as error:  # too many grammars of its key are in use: the job waits in the queue
             raise KeyLimit(error.message, retry_after=GRAMMAR_RETRY_S) from None
         except Aborted as error:
             raise NotReady(str(error)) from None
@@ -201,7 +201,7 @@ class EngineRunner:
         if served is None:
             names = ", ".join(name for name, _ in self._catalog.names())
             raise UnknownModel(f"Model '{request.model or '':.100}' is not served here.", hint=f"Served here: {names}.")
-        if request.batch is None:  # a batch looks after its lines
+        if request.batch is None:  # a batch checks the key for its lines
             self._check_key(request.owner, served)
         context = Context(served, self._limits, request.owner, aborted)
         if request.endpoint is not None:
@@ -226,7 +226,7 @@ class EngineRunner:
         return self._task(context, request, [job], None)
 
     def _check_key(self, owner: str | None, served: ServedModel) -> None:
-        """Refuse a job that a key has run again, if it was revoked or is no longer for the model."""
+        """Refuse a job that a key has retried, if that key was revoked or may no longer use the model."""
         if self._keys.is_valid(owner) is False:
             raise KeyRevoked("The API key of this job is no longer valid.")
         self._keys.check_model(owner, served.hosted.name, self._catalog.canonical)
@@ -236,10 +236,10 @@ class EngineRunner:
             return EngineTask(context, request, jobs, exchange, self._metering)
 
     def _check_model(self, params: Any, served: ServedModel) -> None:
-        """Refuse a body for another model than that of the job, which is where the queue looks."""
+        """Refuse a body that names another model than the job, since the queue only looks at the job's."""
         if params.model is not None and self._catalog.resolve(params.model) is not served:
             hint = "Give the job the same model: `penstock work --request` does."
-            raise RequestError(f"The body is for the model '{params.model:.100}', and the job is not.", field="model", hint=hint)
+            raise RequestError(f"The body is for the model '{params.model:.100}', the job for another.", field="model", hint=hint)
 
     def _endpoint(self, path: str) -> JobEndpoint:
         endpoint = self._endpoints.get(path)
@@ -254,7 +254,7 @@ def _with_model(body: str, model: str) -> str:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        return body  # refused where it is parsed
+        return body  # refused when it is parsed
     return json.dumps({**found, "model": model}) if isinstance(found, dict) and found.get("model") is None else body
 
 

@@ -42,8 +42,8 @@ class ToolFormat:
 
     @property
     def beside_answer(self) -> ToolFormat:
-        """The format where the only other output is an answer that follows a rule: calls are the whole output, and the tag comes
-        before them, since the answer may be JSON like them."""
+        """This format for outputs that are either calls alone or an answer that follows a rule. The tag comes before the calls,
+        since the answer may be JSON, too."""
         return replace(self, anywhere=False, begin=self.tag + self.begin, marker=self.tag or self.marker, tag="")
 
     def written(self, calls: Sequence[tuple[str, str]]) -> str:

@@ -28,7 +28,7 @@ class AnswerRule:
 
 @dataclass(frozen=True, slots=True)
 class ToolGrammar:
-    """answer: None if an answer without calls is any text. Else no text may come before a call either."""
+    """answer: None if an answer without calls can be any text; otherwise there is no text before a call either."""
 
     format: ToolFormat
     offer: ToolOffer
@@ -42,10 +42,10 @@ class ToolGrammar:
         except GrammarTooComplex:
             raise
         except RequestError:
-            with contextlib.suppress(GrammarTooComplex):  # to compile each has taken too long
+            with contextlib.suppress(GrammarTooComplex):  # compiling them one by one took too long
                 if self.answer is not None:
                     grammars.checked_lark(f"start: {self.answer.rule}", field=self.answer.field, keep=False)
-                for function in self.offer.callable:  # name the one at fault, if it is a single one
+                for function in self.offer.callable:  # report the function whose schema is at fault, if it is just one
                     lone = f"start: %json {json.dumps(function.schema(self._schema_count))}"
                     grammars.checked_lark(lone, field=f"{function.field}.parameters", keep=False)
             raise

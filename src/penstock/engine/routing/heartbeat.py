@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Self
 
-MIN_SILENCE_S = 4.0  # a compute thread is never given up sooner than this
+MIN_SILENCE_S = 4.0  # a compute thread never counts as hung sooner than this
 SILENCE_FACTOR = 4.0  # ... or sooner than this multiple of what its present pass was predicted to take
 MAX_SILENCE_S = 300.0  # ... but after this, whatever it says
 UNKNOWN_PASS_S = 15.0  # prediction for a pass before any was measured: the first one may load weights from a disk
 
 
 def is_silent(age: float, expected: float) -> bool:
-    """Whether a compute thread is given up whose last sign of life is this old."""
+    """Whether a compute thread counts as hung when its last sign of life is this old."""
     return age > min(MAX_SILENCE_S, max(MIN_SILENCE_S, SILENCE_FACTOR * expected))
 
 

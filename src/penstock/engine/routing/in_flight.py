@@ -27,7 +27,7 @@ class InFlight:
     returned: bool = False  # it is back, and waits for the compute thread
 
     def includes(self, spans: list[Span]) -> bool:
-        """Whether all of these Spans were sent with it, and none of them comes twice."""
+        """Whether all of these Spans were sent with it, and none is listed twice."""
         if tuple(spans) == self.spans:
             return True  # as nearly always
         found = set(spans)
@@ -35,7 +35,7 @@ class InFlight:
 
 
 class InFlightJobs:
-    """avoid: gives up the route if it passes this node and there is another path. Returns whether it did.
+    """avoid: given a node, gives up the route if it passes that node and there is another path. Returns whether it did.
 
     sent: by number; returned: those that came back and are not sampled from yet, with their trip's seconds.
     """

@@ -10,7 +10,7 @@ from penstock.engine.routing.route_opener import ActiveRoute
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.pipes.pipe import Pipe
 
-IDLE_BLOCKS = 64  # that an origin without work asks for
+IDLE_BLOCKS = 64  # that an origin without work requests
 
 
 class LeaseKeeper:
@@ -30,7 +30,7 @@ class LeaseKeeper:
         self._ping_at = 0.0
 
     def ping(self, route: ActiveRoute) -> Ping | None:
-        """Ping the other nodes of the route when it is time. Returns the Ping if this node is one of them and must answer too."""
+        """Ping the other nodes of the route when it is time. Returns the Ping if this node is on the route: it answers too."""
         now = self._clock()
         if now < self._ping_at:
             return None
@@ -68,7 +68,7 @@ class LeaseKeeper:
         return min(route.reach, IDLE_BLOCKS)
 
     def _shrink(self, route: ActiveRoute) -> None:
-        """Come down to our fair share, preempting the sequences that are least urgent and came last."""
+        """Shrink to our fair share, preempting the least urgent sequences, the newest first."""
         pool, blocks = self._sequences.pool, route.blocks
         holders = self._sequences.holders.values()
         for seq in sorted(holders, key=lambda seq: (seq.job.effective_priority, -seq.job.arrival, -seq.seq_id)):

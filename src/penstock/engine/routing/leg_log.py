@@ -46,13 +46,13 @@ class LegLog:
             self._here.discard(number)
 
     def settle(self, number: int) -> None:
-        """Forget the NetworkJobs up to this one: their origin waits for them no more."""
+        """Forget the NetworkJobs up to this one: their origin no longer waits for them."""
         with self._lock:
             self._missing = {missing: since for missing, since in self._missing.items() if missing > number}
             self._here = {here for here in self._here if here > number}
 
     def missing(self) -> tuple[int, ...]:
-        """The NetworkJobs that had time to arrive after newer ones."""
+        """The NetworkJobs that are overdue: a newer one is known, and the time for reordering has passed."""
         with self._lock:
             return self._overdue()
 
@@ -67,7 +67,7 @@ class LegLog:
         return tuple(number for number, since in self._missing.items() if since <= until)[:MAX_LISTED]
 
     def _advance(self, number: int) -> None:
-        """Every number between the newest and this one should have come."""
+        """Note that all NetworkJobs up to this number should have arrived."""
         if number <= self._newest:
             return
         first = max(self._newest + 1, number - MAX_REMEMBERED)

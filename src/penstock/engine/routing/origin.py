@@ -40,7 +40,7 @@ from penstock.stats import EngineStats
 
 logger = logging.getLogger("penstock.route")
 
-STALLED_S = 30.0  # without anything arriving anywhere, a route that has never worked counts as none; before, it is waited for
+STALLED_S = 30.0  # a route that has never worked counts as none after this long without any arrival; until then it gets a chance
 
 
 class Origin:
@@ -135,7 +135,7 @@ class Origin:
         )
         prompt_tokens = output.prompt_tokens
         self.stats.prompt_tokens += prompt_tokens
-        # only decodes, of all: then the next decision is the same, as long as nothing else changes
+        # a decode for every sequence and nothing else: the next decision is the same, as long as nothing changes
         steady = not prompt_tokens and not output.has_events and len(output.grants) == len(sequences.holders)
         spans = sequences.on_schedule(output)
         self.steady_since = sequences.changes if steady else -1
@@ -159,7 +159,7 @@ class Origin:
             self.sequences.on_stage_completed(passed, stages - 1)
 
     def on_stage_progress(self, sender: str, report: StageProgress) -> bool:
-        """Record what a stage on another node has done. Returns False if it cannot be true; one of an older route is normal."""
+        """Record what a stage on another node has done. Returns False if it cannot be true; those of older routes are fine."""
         if self.route is None or report.route != self.route.id:
             return report.route.origin == self._pipe.node
         if not is_credible(report, sender, self.route.hops, self.sequences):
@@ -321,7 +321,7 @@ class Origin:
     def ping(self) -> Ping | None:
         """Ping the other nodes of the route when it is time; called on a thread that never computes.
 
-        Returns the Ping if this node is one of them and must answer too.
+        Returns the Ping if this node is on the route: it answers too.
         """
         route = self.route
         return None if route is None else self._lease.ping(route)
@@ -391,7 +391,7 @@ class Origin:
         return not (self.in_flight or self.returned or self.has_jobs)
 
     def _leaving(self, route: ActiveRoute) -> str:
-        """Name the route's nodes that announced to leave, if there is a path without them; otherwise they finish what runs."""
+        """Name the route's nodes that are leaving, if there is a path without them; otherwise they finish the current work."""
         draining = (self._pipe.draining() & route.nodes) - {self._pipe.node}
         if not draining:
             return ""
@@ -430,6 +430,6 @@ class Origin:
             self.lose_route("no NetworkJob returns", avoid=self._record.suspects)
 
     def _has_replacement(self) -> bool:
-        """Whether to try another route after several losses. The only one there is gets a longer trial."""
+        """Whether to try another route after several losses. A route without an alternative gets a longer trial."""
         suspects = self._record.suspects
         return self._record.is_broken or (bool(suspects) and self.opener.other_path(suspects))

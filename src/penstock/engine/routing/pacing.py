@@ -13,7 +13,7 @@ from penstock.pipes.pipe import Pipe
 
 
 class Pacing:
-    """Of one route; a new route is paced anew."""
+    """Paces one route; a new route starts from scratch."""
 
     def __init__(self, config: EngineConfig, sequences: EngineSequenceManager, pipe: Pipe, token_bytes: int) -> None:
         self.window = Window()
@@ -73,7 +73,7 @@ class Pacing:
         return min(self._config.busy_chunk, self.window.max_chunk) if reading or sequences.queued else 0
 
     def _times(self, route: ActiveRoute, job: NetworkJob, elapsed: float) -> tuple[dict[str, float], dict[str, float]]:
-        """By node: seconds of compute, and of the transfer to it. Reported by other nodes, so no more than has passed."""
+        """By node: seconds of compute, and of the transfer to it. Other nodes report them, so each is cut to `elapsed`."""
         services: dict[str, float] = {}
         for hop, seconds in zip(route.hops, job.services, strict=False):
             services[hop.node] = services.get(hop.node, 0.0) + min(seconds, elapsed)

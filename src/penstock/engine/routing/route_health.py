@@ -1,6 +1,6 @@
 """RouteHealth: where the NetworkJobs of a route are, which of them are lost, and which node or leg of the route is dead.
 
-Nothing is lost because it takes long. A NetworkJob is lost when a node says that newer ones have arrived there and it has not, or
+Slow is not lost. A NetworkJob is lost when a node says that newer ones have arrived there and it has not, or
 when a node holds it and has nothing to do; a leg is dead when its sender has handed something over and nothing arrives.
 """
 
@@ -15,7 +15,7 @@ from penstock.domain.route import Hop, legs_of
 from penstock.engine.routing.heartbeat import MIN_SILENCE_S, is_silent
 
 PING_INTERVAL_S = 0.5
-MIN_UNANSWERED = 4  # Pings; if fewer were sent in a silence, it was our own
+MIN_UNANSWERED = 4  # Pings; if fewer were sent during a silence, this node was the one that stalled
 SILENCE_FACTOR = 4.0  # of the slowest recent answer to a Ping, or of a transfer
 SLOWEST_LINK = 125_000.0  # bytes per second; a leg of which nothing is known is not dead while this could explain it
 STUCK_PASSES = 64  # of a node that holds a NetworkJob and has sent a newer one on: the two are at most a few passes apart
@@ -99,7 +99,7 @@ class RouteHealth:
         self._newest = max(self._newest, number)
 
     def on_returned(self, number: int) -> None:
-        """Forget a NetworkJob that has passed all legs. Whatever is on its way behind it is waited for from now on."""
+        """Forget a NetworkJob that has passed all legs. The wait for those still on their way starts anew."""
         for leg in self.legs.values():
             leg.waiting_since = None
         self.on_settled(number)
@@ -172,15 +172,15 @@ class RouteHealth:
         return job.idle * PING_INTERVAL_S >= MIN_SILENCE_S or (done >= STUCK_PASSES and self._is_overtaken(number, job.seen_at))
 
     def _is_overtaken(self, number: int, station: Station) -> bool:
-        """Whether the node that holds a NetworkJob has sent a newer one of its leg on. The number of passes does not tell:
-        those of other origins may be many."""
+        """Whether the node that holds a NetworkJob has sent on a newer one of its leg. The number of passes does not
+        show that: many may be those of other origins."""
         report = self.legs[station].report
         kept = sum(other > number for other in (*report.here, *report.missing))
         return report.newest - number > kept
 
     def trouble(self, now: float, bytes_per_second: Callable[[Station], float]) -> Trouble | None:
         """The node or the leg that is dead, if one is."""
-        # nothing counts as silent before MIN_SILENCE_S, and this is asked at every tick
+        # nothing counts as silent before MIN_SILENCE_S, and this runs at every tick
         since = now - MIN_SILENCE_S
         silent = [name for name, node in self.nodes.items() if node.heard < since and self._is_unheard(node, now)]
         if silent:
@@ -196,7 +196,7 @@ class RouteHealth:
         return None
 
     def _dead_leg(self, before: str, station: Station) -> Trouble:
-        """Blame the end of a leg that has answered no Ping since the leg is dead, or both where both answer."""
+        """Blame the end of a leg that has answered no Ping since the leg went dead, or both ends if both have answered."""
         ends = {before, station.node} - {self.origin}
         since = self.legs[station].waiting_since or 0.0
         silent = sorted(name for name in ends if self.nodes[name].heard < since)
@@ -211,7 +211,7 @@ class RouteHealth:
     def _is_dead(
         self, before: Station | None, station: Station, now: float, bytes_per_second: Callable[[Station], float]
     ) -> bool:
-        """Whether nothing arrives at a station that has left the one before it."""
+        """Whether NetworkJobs have left the station before this one, but nothing has arrived here for too long."""
         leg = self.legs[station]
         sizes = [self.in_flight[number].size for number in self._on_the_way(before, station)]
         if not sizes:

@@ -35,7 +35,7 @@ RECALL_RETRY_S = 0.3  # recalled blocks should be back after this
 RECALL_TIMEOUT_S = 30.0  # an origin that keeps recalled blocks for longer loses its route
 PROGRESS_INTERVAL_S = 0.1  # between two reports about one route
 MARK_INTERVAL_S = 0.05  # between two Marks of one route, however many Pings its origin sends
-WAITING_TTL_S = 15.0  # that an origin which found no memory is remembered: it may try other paths before it asks again
+WAITING_TTL_S = 15.0  # how long an origin that found no memory is remembered: it may try other paths before it requests again
 
 
 class RoutePart(NamedTuple):
@@ -104,7 +104,7 @@ class RouteHost:
         if problem:
             return RouteOffer(route, reason=problem)
         for known in [known for known in self.routes if known.origin == route.origin and known < route]:
-            self.close(known)  # of an earlier start of that origin, or given up: it has one at a time
+            self.close(known)  # from an earlier start of that origin, or given up: an origin has one route at a time
         if route not in self.routes:
             if len(self.routes) >= MAX_ROUTES:
                 return RouteOffer(route, reason="too many routes pass it", retry_after=1.0)
@@ -131,8 +131,8 @@ class RouteHost:
                 stage.close(route)
 
     def close_dead_origins(self, alive: Mapping[str, int]) -> None:
-        """Close the routes of origins that are gone or were restarted, and keep no memory for those that are gone and waited
-        for some. `alive` has the epoch of every live node.
+        """Close the routes of origins that are gone or were restarted, and stop reserving memory for origins that waited for some
+        and are gone. `alive` has the epoch of every live node.
 
         An origin that was never seen alive is spared: its OpenRoute may arrive before its record does.
         """
@@ -177,7 +177,7 @@ class RouteHost:
         return [Lease(route.id, 0, granted, share) for route, (granted, share) in over.items() if route.id in self.routes]
 
     def take_progress(self) -> list[StageProgress]:
-        """Make reports about prompts that stages have processed more of, for routes whose last report is long enough ago."""
+        """Report the prompts that have advanced at a stage, for routes whose last report is at least PROGRESS_INTERVAL_S old."""
         now = self._clock()
         reports: list[StageProgress] = []
         for route in self.routes.values():
@@ -311,7 +311,7 @@ class RouteHost:
             log.marked(mark.number)
 
     def _log(self, sender: str, route: RouteId, layer: int) -> LegLog | None:
-        """The log of a leg, if the sender hands its NetworkJobs over."""
+        """The log of a leg, if the sender is the node before it."""
         found = self.routes.get(route)
         leg = None if found is None else found.legs.get(layer)
         return None if found is None or leg is None or leg.predecessor != sender else found.logs[layer]
@@ -395,8 +395,8 @@ class RouteHost:
 
     @property
     def _still_waiting(self) -> int:
-        """Origins that found no memory and still have none. One that got some is remembered for a while: it may have to give that
-        back and start again, because another node of its path has none."""
+        """How many origins found no memory and still have none. One that got some is remembered for a while: it may have to give
+        that back and start again, because another node of its path has none."""
         return len(self._waiting.keys() - {route.origin for route in self.routes})
 
     def _count_jobs(self, route: HostedRoute, jobs: Iterable[NetworkJob]) -> list[NetworkJob]:

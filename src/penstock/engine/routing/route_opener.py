@@ -28,7 +28,7 @@ RESEND_INTERVAL_S = 0.3  # the request or its answer may have been lost
 AVOID_S = 30.0  # how long a node that failed is used only if there is no other
 MIN_RETRY_S, MAX_RETRY_S = 0.05, 2.0  # between attempts to open a route
 MAX_BUSY_REFUSALS = 5  # in a row, from a node that expects to have memory soon; then it is avoided
-MIN_GAIN = 0.8  # share of the present path's time that another one must stay below when only links were measured anew
+MIN_GAIN = 0.8  # share of the present path's time that another one must stay below when only measurements of links have changed
 MIN_GAIN_S = 0.005  # ... and by this much a token: round trips within one machine or room vary for no reason
 MAX_LEASE_BLOCKS = 1 << 20  # whatever other nodes publish
 
@@ -76,7 +76,7 @@ class ActiveRoute:
 
 
 class Failures(NamedTuple):
-    """Of a node, which is avoided for a while."""
+    """The failures of a node, which is avoided for a while."""
 
     until: float
     times: int
@@ -84,7 +84,7 @@ class Failures(NamedTuple):
 
 class RouteOpener:
     """Asks all nodes of a path for a lease at once. If one refuses, all leases are given back and the attempt is repeated after a
-    time that chance decides, so that two origins which want the same memory do not meet for ever."""
+    random time, so that two origins that want the same memory do not collide forever."""
 
     def __init__(
         self,
@@ -181,14 +181,14 @@ class RouteOpener:
         self._close(route.id, route.nodes)
 
     def has_better_path(self, route: ActiveRoute) -> bool:
-        """Whether there is a better path now than when the route was opened. New figures of links must make it clearly better:
-        they vary, and opening a route takes time."""
+        """Whether there is a better path now than when the route was opened. With only new measurements of links, it must be
+        clearly better: they vary, and opening a route takes time."""
         choices, links = self._pipe.choices(), self._pipe.links()
         same_choices = choices == route.choices
         is_news = not choices <= route.choices or any(route.links.get(node) != found for node, found in links.items())
         route.choices, route.links = choices, links
         if not is_news:
-            return False  # nor does any path get better by what is gone
+            return False  # nothing was added, and no path gets better by what was removed
         path = self._best_path()
         if path is None or path.hops == route.hops:
             return False
@@ -224,7 +224,7 @@ class RouteOpener:
         return self._pipe.path(avoid=avoid, round_trips=self.round_trips, block_size=self._config.block_size, along=along)
 
     def _offer_timeout(self, route: ActiveRoute) -> float:
-        """How long to wait for nodes that make no offer: the less, the better the path without them."""
+        """How long to wait for nodes that make no offer: the better the path without them, the shorter."""
         if self.other_path({*route.waiting, *self._failing()}):
             return QUICK_OFFER_TIMEOUT_S
         return OFFER_TIMEOUT_S if self.other_path(route.waiting) else ONLY_OFFER_TIMEOUT_S

@@ -80,7 +80,7 @@ class Stage:
         return sum(lease.pool.held_rows for lease in list(self.leases.values()))  # other threads read this too
 
     def expected_seconds(self, jobs: Sequence[NetworkJob]) -> float:
-        """Predict how long a pass with these NetworkJobs takes, where other nodes want to know."""
+        """Predict how long a pass with these NetworkJobs takes; 0 if no other node depends on it."""
         if not self.shared:
             return 0.0
         return self._delay * self._predictor.step(*_work(jobs)) if self.passes else UNKNOWN_PASS_S
@@ -118,11 +118,11 @@ class Stage:
         return failure
 
     def expected_decode_seconds(self, batch: Batch) -> float:
-        """Predict how long `decode` takes, where other nodes want to know."""
+        """Predict how long `decode` takes; 0 if no other node depends on it."""
         return self._delay * self._predictor.step(len(batch), _thousands(batch)) if self.shared else 0.0
 
     def decode(self, hidden: Tensor, batch: Batch, layers: LayerRange) -> Tensor | None:
-        """Run a pass of decodes whose blocks the caller has taken. Returns None if a row is not finite where other nodes send
+        """Run a pass of decodes whose blocks the caller has taken. Returns None if a row is not finite and other nodes send
         hidden states too: `run` finds out which one."""
         started = self._clock()
         out = self.segment.process(hidden, batch, layers)
@@ -132,13 +132,13 @@ class Stage:
         return out
 
     def observe_decode(self, batch: Batch, layers: LayerRange, took: float) -> None:
-        """Record a pass of decodes that took so long."""
+        """Record how long a pass of decodes took."""
         self.seconds += took
         self.passes += 1
         self._learn(len(batch), _thousands(batch), layers, took)
 
     def refuse(self, job: NetworkJob) -> None:
-        """Refuse all Spans of a NetworkJob, and take back what they were to write."""
+        """Refuse all Spans of a NetworkJob, and undo their entries in the KV log."""
         for span in job.spans:
             self.leases[job.route].undo(span)
             job.refusals.append(self._refusal(job, span, Verdict.FAILED))
@@ -205,7 +205,7 @@ class Stage:
         through_all = took * self.segment.layers.size / layers.size
         mean = self.mean_pass_seconds
         self.mean_pass_seconds = 0.9 * mean + 0.1 * through_all if mean else through_all
-        if self.shared:  # other nodes are told
+        if self.shared:  # other nodes rely on predictions
             predicted = self._predictor.step(tokens, pairs)
             self._delay = max(1.0, DELAY_DECAY * self._delay, through_all / max(predicted, MIN_PREDICTED_S))
             self._predictor.observe(tokens, pairs, through_all)

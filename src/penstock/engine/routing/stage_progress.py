@@ -1,4 +1,4 @@
-"""How far each stage of a route is with the prompts that are on their way, and which reports of stages an origin believes."""
+"""How far each stage of a route is with the prompts on their way, and which reports of stages an origin accepts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 
 
 class PromptProgress(NamedTuple):
-    """The prompts that did not pass all stages yet."""
+    """The prompts that have not passed all stages yet."""
 
     prompts: int
     tokens: int  # of these prompts
@@ -25,7 +25,7 @@ def stages_passed(hops: Sequence[Hop], layer: int) -> int:
 
 
 def is_credible(report: StageProgress, sender: str, hops: Sequence[Hop], sequences: EngineSequenceManager) -> bool:
-    """Whether the sender runs that layer on this route, and no sequence is said to be further than it was sent."""
+    """Whether the sender runs that layer on this route, and the report has no sequence further than it was sent."""
     runs_it = any(hop.node == sender and hop.layers.start < report.layer <= hop.layers.end for hop in hops)
     return runs_it and all(_was_sent(position, sequences) for position in report.positions)
 

@@ -1,4 +1,4 @@
-"""TrackRecord: what speaks against the route of an origin and against its sequences: losses and refusals in a row."""
+"""TrackRecord: losses and refusals in a row, which count against the route of an origin and against its sequences."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from statistics import median
 
 FIRST_CHUNK = 128  # tokens of a prompt until links were measured: a slow one would be busy with a large chunk for long
 MAX_GROWTH = 4  # of chunks beyond what was measured
-CHUNK_TRANSFER_S = 0.25  # that a chunk may take on a link: what comes after it waits as long
+CHUNK_TRANSFER_S = 0.25  # that a chunk may occupy a link: whatever follows waits that long
 MIN_CHUNK = 32  # tokens, however slow the link
 MIN_GAIN = 0.95  # another size must bring the cycle below this share of the present one
 SLACK = 0.15  # of the time in which the slowest node may be idle
@@ -192,11 +192,11 @@ class Window:
         of_present, best, shortest = next(cycles), present, math.inf
         for size, cycle in zip(sizes[1:], cycles, strict=False):
             if cycle >= shortest:
-                break  # it grows from here on: one part of it rises with the size, and the other one falls
+                break  # it only grows from here on: one term rises with the size, and the other falls
             best, shortest = size, cycle
         return best if shortest < MIN_GAIN * of_present else present
 
     def for_chunks(self, chunk: int) -> int:
         """The size that keeps the slowest node or link busy, all but SLACK of the time: one more would hold up what comes next.
-        Chunks are all of one size, so this is trip time over its time."""
+        Chunks all have one size, so this is the time of a trip divided by that of the slowest."""
         return max(1, math.ceil(self.predicted(chunk) / max(1e-6, self.slowest(chunk)) - SLACK))

@@ -32,7 +32,7 @@ def by_deadline(seq: Sequence, now: float, remaining: float) -> float:
 
 
 def by_slack(seq: Sequence, now: float, remaining: float) -> float:
-    """Least remaining slack, as a share of the deadline, so that short jobs are not drowned by long ones."""
+    """Least remaining slack, as a share of the deadline, so that long jobs do not starve short ones."""
     return (seq.job.arrival + seq.job.deadline - now - remaining) / seq.job.deadline
 
 
@@ -40,7 +40,7 @@ POLICIES: Mapping[str, Policy] = {"fcfs": by_arrival, "edf": by_deadline, "lrs":
 
 
 def to_promote(seqs: Collection[Sequence], now: float) -> Job | None:
-    """Return the background job to rank like any other from now on: the one stalled the longest, if for `STARVED_S`.
+    """Return the background job to rank like any other from now on: the one stalled the longest, if for at least `STARVED_S`.
 
     Only one is promoted at a time, to limit what it costs urgent work.
     """
@@ -52,5 +52,5 @@ def to_promote(seqs: Collection[Sequence], now: float) -> Job | None:
 
 
 def last_progress(seq: Sequence) -> float:
-    """When it got its last token, or arrived."""
+    """When a sequence got its last token; its arrival if it has none."""
     return max(seq.job.arrival, seq.last_token)

@@ -20,7 +20,7 @@ from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.waiting_queue import Ranking, WaitingQueue
 
 MIN_DYNAMIC_CHUNK = 64  # tokens; prompts make progress on the slowest machine
-CROWD_FACTOR = 4  # sequences that decode for each that waits for its first token, in a crowd
+CROWD_FACTOR = 4  # full crowd_chunk once one sequence waits for its first token per this many that decode
 
 
 class Grant(NamedTuple):
@@ -37,7 +37,7 @@ class SchedulerOutput:
     preempted: list[Sequence] = field(default_factory=list)
     ignored: list[Sequence] = field(default_factory=list)
     promoted: Job | None = None  # a background job that ranks like any other from the next round on
-    longest: int = 0  # tokens of a sequence that could be admitted
+    longest: int = 0  # tokens of the longest sequence that could be admitted
 
     @property
     def prompt_tokens(self) -> int:
@@ -106,7 +106,7 @@ class Scheduler:
         return queue.in_order(ranking)
 
     def _read_prompts(self, round_: _Round, started: list[Sequence], waiting: Iterator[Sequence]) -> None:
-        """Grant chunks to started prompts and admit new ones, by urgency. Of those that wait, it looks at as few as it can."""
+        """Grant chunks to started prompts and admit new ones, by urgency. Looks at as few waiting ones as possible."""
         newcomer = next(waiting, None)
         for seq in started:
             while newcomer is not None and round_.urgency(newcomer) < round_.urgency(seq):
@@ -125,7 +125,7 @@ class Scheduler:
                 return config.idle_chunk or IDLE_FACTOR * config.busy_chunk
             if config.crowd_chunk is None:
                 return config.busy_chunk
-            # the more wait, the longer those that decode wait for them
+            # the more prompts wait, the larger the chunks that decodes must wait for
             crowd = CROWD_FACTOR * (waiting + len(held.all) - held.decoding) / held.decoding
             return config.crowd_chunk if crowd >= 1.0 else max(config.busy_chunk, int(config.crowd_chunk * crowd))
         context = sum(seq.step_processed for seq in decodes)
@@ -245,7 +245,7 @@ class _Round:
             self._preempt(victim)
 
     def decode(self, seqs: Collection[Sequence]) -> None:
-        """Grant a token to each of these. If there is memory for all, no one is preempted, and there is little to decide."""
+        """Grant a token to each of these. If there is memory for all, none is preempted, and there is little to decide."""
         if not self._gone:
             need = self.blocks_to_decode(seqs)
             if need <= self._free:
@@ -272,7 +272,7 @@ class _Round:
         promised = self._outstanding(seq)
         need = self._blocks_to_continue(seq, n)
         if need > promised + self._spare:
-            # memory is scarce: it gets what it was promised, and waits for its earlier chunks to let go of blocks
+            # memory is scarce: it gets what it was promised, and waits for its earlier chunks to release blocks
             n = min(n, self._need.room(seq.scheduled, seq.committed))
             if n <= 0:
                 return
@@ -296,7 +296,7 @@ class _Round:
 
     def admit(self, seq: Sequence) -> bool:
         """Admit a new prompt if all of it fits. False ends admission: no prompt overtakes one that waits for running ones to free
-        memory. One that waits for other origins to give up theirs is passed, since nothing of ours holds it up."""
+        memory. One that waits for memory of other origins is skipped, since nothing of ours holds it up."""
         if not self.may_admit():
             return False
         if self._waits_for_first_output(seq):

@@ -1,6 +1,6 @@
 """WaitingQueue: the sequences that wait for memory, in the order in which the scheduler considers them.
 
-The order is kept, not made at each step. Under `fcfs` and `edf` it only changes with the queue. Under `lrs` all ranks change with
+The order is maintained, not recomputed. Under `fcfs` and `edf` it only changes with the queue. Under `lrs` all ranks change with
 time and with what the predictor has learnt, so a step computes the slack of the most urgent priority at once, as columns: some
 nanoseconds for each waiting sequence, and only when one could be admitted.
 """
@@ -84,7 +84,7 @@ class WaitingQueue(dict[int, Sequence]):
         return max(self._lanes, default=-math.inf)
 
     def _file(self, policy: str) -> None:
-        """Put new sequences into their lanes; they were not entered whole, since a resumed one gets its tokens afterwards."""
+        """Put new sequences into their lanes. This is not done on entry, since a resumed one gets its tokens only afterwards."""
         if policy != self._policy:
             self._policy = policy
             for seq_id in list(self._filed):
@@ -194,7 +194,7 @@ class _SlackLane:
 
 
 def _split(places: np.ndarray, slack: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The `size` places with the least slack, with all that have as much as the last of them, and the others."""
+    """Split places into the `size` with the least slack, ties with the last of them included, and the rest."""
     if len(places) <= size:
         return places, places[:0]
     some = slack if len(places) == len(slack) else slack[places]

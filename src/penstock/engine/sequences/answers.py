@@ -51,7 +51,7 @@ class Answers:
         return accepted
 
     def replay(self, seq: Sequence) -> AcceptedToken:
-        """Read the newest token of a sequence, which was generated before."""
+        """Process the newest token of a resumed sequence, which was generated before."""
         return replay_token(seq, self._texts[seq.seq_id], self._eos_ids)
 
     def send_replayed(self, seq: Sequence, text: str) -> None:
@@ -66,7 +66,7 @@ class Answers:
         return rest.stop
 
     def add_rows(self, seq: Sequence, span: Span, row_sum: np.ndarray) -> bool:
-        """Add rows to an embedding, and send it with the last one. Returns whether this was it."""
+        """Add rows to an embedding, and send it with the last one. Returns whether it is complete."""
         job = seq.job
         assert span.end - span.rows == job.rows_returned, "every row counts once, even if it is computed again"
         job.rows_returned = span.end

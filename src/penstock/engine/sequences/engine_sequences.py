@@ -78,7 +78,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self.holders: dict[int, Sequence] = {}  # RUNNING, PAUSED
         self.notices: list[Notice] = []  # that stages may not have received yet
         self.preemptions = 0
-        self.changes = 0  # of which sequences there are and what they hold, apart from the tokens that they get
+        self.changes = 0  # counts changes of which sequences there are and what they hold, other than new tokens
         self._secret = secret
         self._clock = clock
         self._next_seq = 0
@@ -298,8 +298,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             self.answers.send_done(job)
 
     def end_if_complete(self, seq: Sequence, constraint: Constraint, mask: np.ndarray) -> bool:
-        """End an output whose constraint was late to say that it is complete, or that it is not and may get no more tokens, or
-        that a resumed one may end as it did. Raises if it may not."""
+        """End an output if its constraint, which was late, now shows that it can end: the text is complete, no more tokens are
+        allowed, or a resumed output may end as it did. Raises if it may not."""
         if seq.late_end is not None:
             check_end(seq, constraint, mask)
             self.free_seq(seq, *seq.late_end)
@@ -416,7 +416,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             accepted = self.answers.replay(seq)
             pieces.append(accepted.text)
             if accepted.reason is not None or seq.generated >= seq.job.max_tokens:
-                break  # the second without the first: its constraint was late
+                break  # max_tokens without a reason: its constraint was late
         if accepted is not None and accepted.reason is not None and accepted.unseen and seq.constraint is not None:
             mask = mask_of_end(seq, seq.constraint)
             if mask is None:
@@ -427,7 +427,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         self._go_on(seq, accepted)
 
     def _go_on(self, seq: Sequence, accepted: AcceptedToken | None) -> None:
-        """End an output that is complete; let the grammar of another one prepare its next token."""
+        """End the output if it is complete; otherwise let its grammar prepare the next token."""
         if accepted is not None and accepted.reason is not None:
             self.free_seq(seq, accepted.reason, accepted.stop_reason)
         elif seq.constraint is not None:

@@ -72,7 +72,7 @@ def _overlap(text: str, stop: str) -> int:
 class AcceptedToken(NamedTuple):
     """The text that a token adds, and why it was the last one, if it was.
 
-    unseen: its constraint was not asked, since a stop token or a stop string ends the output.
+    unseen: its constraint was not consulted, since a stop token or a stop string ends the output.
     """
 
     text: str

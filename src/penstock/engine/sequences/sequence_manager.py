@@ -23,10 +23,10 @@ class SequenceRef(Protocol):
 
 
 class SequenceManager(Protocol[ScheduleT, OutcomeT, StepT]):
-    """Keeps the sequences of one route. What names an older incarnation changes nothing.
+    """Keeps the sequences of one route. Events of an older incarnation are ignored.
 
-    The EngineSequenceManager has the truth and hears of events from the scheduler, the stages and the head. A
-    WorkerSequenceManager has replicas and hears of them from the Spans and notices of NetworkJobs.
+    The EngineSequenceManager is authoritative and gets its events from the scheduler, the stages and the head. A
+    WorkerSequenceManager has replicas and gets its events from the Spans and notices of NetworkJobs.
     """
 
     def on_schedule(self, schedule: ScheduleT, /) -> list[OutcomeT]:

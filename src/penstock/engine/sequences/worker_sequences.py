@@ -94,7 +94,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             replica.state = PAUSED
 
     def take_progress(self) -> tuple[Position, ...]:
-        """Return how far this stage is with prompts that it has processed more of since the last call."""
+        """Return how far this stage is with each prompt that has advanced since the last call."""
         taken = tuple(self._unreported.values())[:MAX_POSITIONS]
         for position in taken:
             del self._unreported[position.seq_id]
@@ -204,7 +204,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         return verdict_on(replica.kv_len, span)
 
     def _continues(self, replica: Replica, span: Span) -> bool:
-        """Whether a Span has just the next tokens of a sequence, as nearly all have."""
+        """Whether a Span simply continues its sequence, as nearly all do."""
         _, incarnation, attempt, _, start, n, _, keys = span
         return (
             replica.kv_len == start
@@ -215,8 +215,8 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
         )
 
     def _is_possible(self, span: Span) -> bool:
-        """Whether an origin can mean this Span: the model has its positions, and its prefix lies before it. No key of a prefix
-        comes twice: with one block many times, a text would be far longer than what its origin has leased."""
+        """Whether a Span is valid: the model has its positions, its prefix lies before it, and no key of the prefix is repeated
+        (by repeating one block, a text could be far longer than what its origin has leased)."""
         if self._context is not None and span.end > self._context:
             return False
         keys = span.keys

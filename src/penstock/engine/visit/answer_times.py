@@ -86,14 +86,14 @@ class AnswerTimes:
 
 
 def decodes(seq: Output, span: Span) -> bool:
-    """Whether a Span generates the next token, and is not of the prompt or computed again."""
+    """Whether a Span generates the next token, and is neither part of the prompt nor computed again."""
     return span.start_pos >= seq.prompt_len and span.end == len(seq.tokens)
 
 
 def trip_parts(
     hops: Sequence[Hop], origin: str, services: Sequence[float], elapsed: float, embedding: float
 ) -> list[tuple[TimedPart, float]]:
-    """The parts of one trip through all layers, with their seconds. What is left of it are hops, and queues before the stages.
+    """The parts of one trip through all layers, with their seconds. The rest of the trip is hops, and queues before the stages.
 
     services: seconds at each segment. They come from other nodes, so none counts for more than the whole trip.
     """

@@ -43,10 +43,10 @@ class ReturnedSpan(NamedTuple):
 class Head:
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._row_seconds = 0.0  # that it took for a row, decaying
+        self._row_seconds = 0.0  # for each row: the slowest recent batch, decaying
 
     def expected_seconds(self, rows: int) -> float:
-        """How long this may take for so many rows: other nodes should not think that this one hangs."""
+        """How long this may take for so many rows, so that other nodes do not take this one for hung."""
         return rows * self._row_seconds if self._row_seconds else UNKNOWN_PASS_S
 
     def observe(self, rows: int, seconds: float, *, failed: bool = False) -> None:

@@ -1,9 +1,9 @@
 """JobProcessor: takes NetworkJobs through the states of a visit, a batch at a time.
 
 Each visit waits in its state until its turn comes; visits that wait for the same work are run together. The actions do the
-work and gather the facts, and `next_state` decides every transition. A NetworkJob has Spans of many jobs: what becomes of each
-is decided with its own facts, and the visit continues with the Spans that stay in it: those that could not be computed end
-their jobs, or are refused if the jobs are another origin's.
+work and gather the facts, and `next_state` decides every transition. A NetworkJob has Spans of many jobs: each is
+decided by its own facts, and the visit continues with the Spans that remain. Those that could not be computed end their jobs,
+or are refused if the jobs are another origin's.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class JobProcessor:
         self.visits.append(visit)
 
     def accept_returned(self, sender: str, job: NetworkJob) -> None:
-        """Start the visit of a NetworkJob that another node sent to the head, if it is one of ours. Its content is checked at
-        its turn; this is decided at once, since its time-out ends here."""
+        """Start the visit of a NetworkJob that another node sent to the head, if it is one of ours. Its content is checked
+        when its turn comes; whether it is ours is decided at once, since its time-out ends here."""
         at_origin, has_ends = job.route.origin == self._context.pipe.node, self._context.end_model is not None
         expected = not (at_origin and has_ends) or self._context.own_origin.expects(sender, job)
         facts = Facts(step=job.step, at_origin=at_origin, has_ends=has_ends, job_exists=expected)
@@ -90,7 +90,7 @@ class JobProcessor:
         return not self.visits and self._steady.step()
 
     def forget(self) -> None:
-        """Let go of what steady steps keep of sequences and stages; the next one collects it anew."""
+        """Drop what steady steps hold of sequences and stages; the next one collects it again."""
         self._steady.forget()
 
     def step(self) -> None:
@@ -317,7 +317,7 @@ class JobProcessor:
             self._context.predictor.observe(visit.tokens, visit.context, slowest, beyond)
 
     def _on_failed_pass(self, batch: list[Visit], trace: str) -> None:
-        """Log a pass that did not succeed as a whole, and take no measure of it."""
+        """Log a pass that did not succeed as a whole, and leave it out of the measurements."""
         self._failed_passes += 1
         self._context.log_throttled("failed pass", logging.ERROR, "a pass failed (%d so far): %s", self._failed_passes, trace)
         for visit in batch:
@@ -330,7 +330,7 @@ class JobProcessor:
             self._context.sequences.fail(seq.job, error)
 
     def _fail(self, batch: list[Visit], error: Exception) -> None:
-        """Fail the Spans of visits whose action raised an error that came from no pass."""
+        """Fail the Spans of visits whose action raised an error outside a pass."""
         self._context.logger.error("a visit failed: %s", error, exc_info=error)
         for visit in batch:
             job, part = visit.job, self._context.part(visit.job)
@@ -364,7 +364,7 @@ class _Timed:
 
 
 def _chunks(job: NetworkJob) -> list[Span]:
-    """The Spans whose passing is told to a client. Single tokens are told at the head."""
+    """The Spans whose progress is reported to a client. Single tokens are reported at the head."""
     return [span for span in job.spans if span.n > 1]
 
 

@@ -3,14 +3,14 @@
 Most steps are like that where the whole model is local. They need no decision of the scheduler, no Spans and no NetworkJob: the
 batch of the step before is one token further. What is kept between steps are columns: where each sequence is, and its blocks.
 
-The general way, through Origin, JobProcessor and Stage, is the truth. This takes the same steps with the same results, and when
-a step is in any way special it does nothing and leaves it to the general way: another sequence, an event, a lack of memory, a
-grammar, a pass that fails.
+The general path, through Origin, JobProcessor and Stage, is the reference. This one takes the same steps with the same results,
+and leaves any step that is special in some way to the general path: another sequence, an event, a lack of memory, a grammar, a
+pass that fails.
 
-Where the device can take a step from token to token, the next step begins before the tokens of this one are read: it takes them
-there, and the host does its part meanwhile. If a sequence turns out to have ended, its row of that step is dropped; if
-anything else has happened, the whole step is, and it is taken again. What it has written lies where the same tokens, or later
-owners of the blocks, write before they read.
+Where the device can compute a whole step, from token to token, the next step starts before the host has read the tokens of this
+one: the device takes them from its own memory, and the host does its part meanwhile. If a sequence turns out to have ended, its
+row of that step is dropped; if anything else has happened, the whole step is dropped and repeated. What it has written lies
+where the same tokens, or later owners of the blocks, write before they read.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _StageColumns(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """A step that has begun before its turn. members: its rows that are left; None for all."""
+    """A step that was started before its turn. members: its rows that are left; None for all."""
 
     pending: PendingSamples
     members: list[int] | None = None
@@ -71,7 +71,7 @@ class SteadyDecode:
         self._starts = np.empty(0, dtype=np.int64)  # the position of each member's newest token, which is computed next
         self._stages: list[_StageColumns] = []
         self._hosted: HostedRoute | None = None
-        self._changes = -1  # `sequences.changes` of which the columns are true
+        self._changes = -1  # `sequences.changes` for which the columns are valid
         self._steps = -1  # ... and `stats.steps`
         self._since_scheduled = 0
         self._ahead: _Ahead | None = None
@@ -85,7 +85,7 @@ class SteadyDecode:
         samples = None
         grown = self._growing(self._starts) if self._ahead is None else []  # a step that has begun has its blocks
         if self._take_blocks(grown, self._starts):
-            with contextlib.suppress(Exception):  # the general way repeats it, and finds out whose fault it is
+            with contextlib.suppress(Exception):  # the general path repeats it, and finds the cause
                 samples = self._compute()
         if samples is None:
             self.forget()
@@ -147,8 +147,8 @@ class SteadyDecode:
         return True
 
     def forget(self) -> None:
-        """Let go of the sequences, which may have ended, and of blocks for steps that failed or are not wanted any more: it may
-        be long before the sequences that took them have their turn."""
+        """Let go of the sequences, which may have ended, and of blocks for steps that failed or are no longer wanted: it may be
+        long until the sequences that took them run again."""
         if self._seqs:  # on a node without the model's ends there are none
             self._context.sequences.trim(self._seqs)
         for columns in self._stages:
@@ -172,8 +172,8 @@ class SteadyDecode:
         return found
 
     def _take_blocks(self, grown: list[int], starts: np.ndarray) -> bool:
-        """Give a block to each of these members for the token at its start, unless a step that could not be begun ahead has left
-        it one. Returns False if there are not enough."""
+        """Give a block to each of these members for the token at its start, unless it still has one from a step that could not
+        be started early. Returns False if there are not enough."""
         sequences, size = self._context.sequences, self._context.config.block_size
         grown = [i for i in grown if sequences.pool.rows_of(self._seqs[i].table) <= starts[i] // size]
         if not grown:
@@ -219,7 +219,7 @@ class SteadyDecode:
         return samples
 
     def _compute_whole(self, decoder: StepDecoder) -> list[Sample] | None:
-        """The same where something takes steps through all segments from token to token."""
+        """`_compute` with a decoder that takes whole steps through all segments, from token to token."""
         context, clock, stages = self._context, self._context.clock, self._stages
         ahead, self._ahead = self._ahead, None
         began = clock() if ahead is None else self._ended
@@ -243,7 +243,7 @@ class SteadyDecode:
         return samples
 
     def _begin_next(self, decoder: StepDecoder) -> _Ahead | None:
-        """Begin the step after this one, with the tokens that this one chooses. None if these must be known for it."""
+        """Start the step after this one, with the tokens that this one chooses. None if the host must know these first."""
         if self._context.sequences.queued and self._since_scheduled >= MAX_STEPS:
             return None  # it is the scheduler's turn
         if not decoder.foresees(self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
@@ -252,7 +252,7 @@ class SteadyDecode:
         batches = [Batch(starts, columns.batch.counts, columns.batch.tables) for columns in self._stages]
         if not decoder.fits(batches[0]) or not self._take_blocks(self._growing(starts), starts):
             return None
-        with contextlib.suppress(Exception):  # what is wrong shows when it is this step's turn
+        with contextlib.suppress(Exception):  # an error shows up again when it is this step's turn
             return _Ahead(decoder.launch(batches, None, self._rows))
         return None
 
@@ -271,7 +271,7 @@ class SteadyDecode:
             self._drop_ended()
 
     def _drop_ended(self) -> None:
-        """Go on with the members that are left, unless others wait for what the ended ones held."""
+        """Continue with the members that are left, unless others wait for the memory that the ended ones held."""
         sequences = self._context.sequences
         keep = [i for i, seq in enumerate(self._seqs) if seq.state is PAUSED]
         if sequences.queued or not keep or len(keep) != len(sequences.holders):

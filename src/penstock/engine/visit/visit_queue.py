@@ -27,7 +27,7 @@ class Visit:
     phases: JobPhases = frozenset()  # the jobs of our own NetworkJob
     arrived: bool = False  # from another node
     pending_bytes: int = 0  # of a NetworkJob from another node that no pass has taken yet
-    measured: bool = True  # its seconds tell how long a step takes: no pass of it failed
+    measured: bool = True  # its seconds count as a measurement: none of its passes failed
 
 
 class VisitQueue(deque[Visit]):

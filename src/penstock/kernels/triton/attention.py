@@ -19,7 +19,7 @@ SMALLEST_DOT = 16  # rows that a product on tensor cores has at least
 KEYS = 64  # positions that are looked at together
 CHUNK_ROWS = 64  # of (token, head), in one program
 LONG_ROWS = 128  # ... where a long chunk looks at keys that lie side by side
-GATHERED = 16  # positions that one program brings there
+GATHERED = 16  # positions that one program gathers
 
 
 def chunk_tokens(heads: int, kv_heads: int) -> int:
@@ -35,7 +35,7 @@ class Paged(NamedTuple):
     tables: in int32, a row for each Span, from the first block of the layer's group on; stride: [1] in int32, the width of
         these rows.
     window: how many positions back a token sees, its own included; None for all.
-    groups: of layers; each has every so many-th block of a row.
+    groups: of layers; each has every `groups`-th block of a row.
     """
 
     kv: Tensor
@@ -47,7 +47,7 @@ class Paged(NamedTuple):
 
 
 def attend_decodes(q: Tensor, paged: Paged, rows: Tensor, lengths: Tensor, out: Tensor, *, splits: int) -> None:
-    """The newest token of each text looks at all of it, or at its window.
+    """Attention of the newest token of each text to all of it, or to its window.
 
     q: [T, heads, head_dim], with any distance between its rows.
     out: [T, heads * head_dim]
@@ -170,7 +170,7 @@ def _combine(
 
 
 def attend_chunks(q: Tensor, paged: Paged, tiles: Tensor, out: Tensor) -> None:
-    """Each token of some chunks looks at all before it, or at its window.
+    """Attention of each token of some chunks to all before it, or to its window.
 
     q: [T, heads, head_dim], with any distance between its rows.
     out: [T, heads * head_dim]
@@ -290,8 +290,8 @@ def can_attend_long(device: torch.device, dtype: torch.dtype, head_dim: int) -> 
 
 
 def attend_long(q: Tensor, paged: Paged, span: int, start: int, out: Tensor) -> None:
-    """Each token of a long chunk looks at all before it. The keys and values of its text are brought side by side first, which
-    takes little of the time and makes the rest half as long.
+    """Attention of each token of a long chunk to all before it. The keys and values of its text are gathered first, which takes
+    little of the time and makes the rest half as long.
 
     q: [n, heads, head_dim], with any distance between its rows.
     span: its row of the tables. start: the position of its first token.

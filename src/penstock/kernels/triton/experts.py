@@ -1,4 +1,4 @@
-"""A mixture of experts on a GPU, without a word from the host: each token's experts are chosen, listed and computed on the card.
+"""A mixture of experts on a GPU, without the host: each token's experts are chosen, listed and computed on the card.
 
     experts = CardExperts(router, gate_up, down, per_token=8, normalised=True, activation="silu")
     y = experts(x)  # [T, hidden] in bf16 -> [T, hidden] in fp32, as model/decoder/mlp.py
@@ -22,7 +22,7 @@ from penstock.kernels.triton.products import CardWeight
 MAX_CODED_ROWS = 32  # of a tile: Triton 3.6 cannot compile larger ones with weights out of codes
 # by the most rows of a tile: its outputs, the inputs that it takes at once, and its warps
 TILES = {16: (64, 128, 4), 32: (64, 128, 4), 64: (128, 64, 4), 128: (128, 64, 8)}
-# up to how many pairs that an expert has on average such a tile is the fastest
+# the most pairs per expert, on average, for which such a tile is the fastest
 _FULL = {16: 8, 32: 32, 64: 128, 128: math.inf}
 _BLOCK = 1024
 

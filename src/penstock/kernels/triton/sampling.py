@@ -28,7 +28,7 @@ COLUMNS, HISTORY, LAST = (column.value for column in (kernels.COLUMNS, kernels.H
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSettings:
-    """What one output asks of the sampler; names as in SamplingParams.
+    """The settings of one output for the sampler; names as in SamplingParams.
 
     temperature: 0 is greedy.
     noise_key: of seed and output, as in model/sampling/noise.py.

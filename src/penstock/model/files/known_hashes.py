@@ -1,4 +1,4 @@
-"""Hashes of weights that were read before, kept while their file does not change: a start need not read all of it again."""
+"""Hashes of weights that were read before, saved until their file changes, so that not every start reads all of it again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class KnownHashes:
         self._note = cache_dir() / "manifests" / f"{hashlib.sha256(os.fsencode(self._path)).hexdigest()[:32]}{_ENDING}"
 
     def get(self, names: Iterable[str]) -> dict[str, str]:
-        """Those that are known."""
+        """Return the hashes that are known."""
         known = self._read()
         return {name: known[name] for name in names if name in known}
 
     def add(self, hashes: Mapping[str, str]) -> None:
-        """Keep what was computed since this object was made. Where that fails, it is computed again the next time."""
+        """Save what was computed since this object was made. If that fails, it is computed again next time."""
         with suppress(OSError):
             if _version(self._path) != self._version:
                 return  # the file changed while it was read
@@ -70,7 +70,7 @@ def _version(path: Path) -> list[int]:
 
 
 def _remove_orphans(folder: Path) -> None:
-    """Remove the notes on files that are gone."""
+    """Remove the saved hashes of files that are gone."""
     for note in folder.glob(f"*{_ENDING}"):
         with suppress(OSError, ValueError, LookupError, TypeError):
             if not Path(json.loads(note.read_text(encoding="utf-8"))["file"]).exists():

@@ -1,6 +1,6 @@
 """Memory that Penstock processes of this user have reserved and not used yet.
 
-KV memory is taken only when it is written, so free memory alone does not show what processes that run already will need.
+KV memory is taken only when it is written, so free memory alone does not show what running processes will still need.
 A reservation is a file named after its process; those of dead processes do not count and are removed.
 """
 
@@ -32,7 +32,7 @@ class Reservations:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process reads or adds reservations meanwhile, unless one holds the lock for too long."""
+        """Keep other processes from reading or adding reservations; gives up on the lock if one holds it for too long."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):
                 self._folder.mkdir(mode=0o700, exist_ok=True)

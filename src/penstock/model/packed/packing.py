@@ -122,7 +122,7 @@ class Packing:
         return cache_dir() / "packed" / f"{files.folder.name}-{folder}" / f"{prefix or 'ends.'}{self.quant}"
 
     def _identity(self, files: WeightFiles, shapes: Shapes) -> str:
-        """What packed weights follow from: the kernels, the files that they were read from, and what they were packed into."""
+        """What packed weights depend on, hashed: the kernels, the files that they were read from, and their layouts."""
         known = library_path().name, self.quant, [(name, shape, self.kind(name)) for name, shape in sorted(shapes.items())]
         return hashlib.sha256(repr((known, files.stamps(shapes))).encode()).hexdigest()
 

@@ -60,7 +60,7 @@ def _pick(weights: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 
 def _pick_by_tiles(weights: np.ndarray, noise: np.ndarray) -> np.ndarray:
-    """`_pick`, but only sums of tiles are added up, then the weights of one tile.
+    """`_pick` in two levels: add up the sums of tiles, then the weights of one tile.
 
     fp64 rounds these sums differently. A row so close to the edge of a token that this could matter is left to `_pick`.
     """
@@ -138,8 +138,8 @@ def _pick_limited(probabilities: np.ndarray, params: Sequence[SamplingParams], n
 
 
 def _edges(values: np.ndarray, owner: np.ndarray, params: Sequence[SamplingParams]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which of the listed tokens the limits of their row decide about: all with top_k, with top_p those as likely as the last of
-    the nucleus, to some percent. Also, for each row, the probability of the likelier ones, and of both together."""
+    """Mark the listed tokens that the limits of their row may cut: all with top_k; with top_p those about as likely (within a few
+    percent) as the last of the nucleus. Also, for each row, the probability of the likelier ones, and of both together."""
     count = len(params)
     sorted_whole = np.array([p.top_k > 0 for p in params])
     top_p = np.array([p.top_p if p.top_p < 1.0 and not p.top_k else np.inf for p in params])
@@ -161,8 +161,8 @@ def _edges(values: np.ndarray, owner: np.ndarray, params: Sequence[SamplingParam
 
 
 class _Bounds(NamedTuple):
-    """For each row, a probability below which nothing is drawn, one from which everything may be drawn, as far as one can guess,
-    and whether few tokens lie above the first. The second only of rows with many."""
+    """Guesses for each row: `low`, below which nothing is drawn; `high`, from which everything may be drawn (only for rows with
+    many tokens above `low`); and whether few tokens lie above `low`."""
 
     low: np.ndarray
     high: np.ndarray
@@ -170,7 +170,7 @@ class _Bounds(NamedTuple):
 
 
 def _bounds(probabilities: np.ndarray, params: Sequence[SamplingParams]) -> _Bounds:
-    """Guess from the best token of each tile and from every so many-th token."""
+    """Guess from the best token of each tile and from a sample of evenly spaced tokens."""
     vocab = probabilities.shape[1]
     maxima = _tiles(probabilities).amax(dim=-1).numpy()  # of all tokens but those behind the last whole tile
     best = np.maximum(maxima.max(axis=1), probabilities[:, maxima.shape[1] * TILE :].max(axis=1, initial=0.0))
@@ -284,7 +284,7 @@ def _noise(rows: Sequence[SampleRow], ahead: int) -> np.ndarray:
 
 
 def _draw_on_device(logits: Tensor, rows: Sequence[SampleRow], ahead: int) -> Tensor:
-    """Draw with sorts and sums over the whole vocabulary, which a GPU does faster than it could tell us what to leave out."""
+    """Draw with sorts and sums over the whole vocabulary, which on a GPU is faster than finding out what to leave out."""
     device = logits.device
 
     def column(values: Sequence[float]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Picker: what chooses tokens where kernels do, and NativePicker, whose kernels read each row of logits once on a CPU."""
+"""Picker: the interface of kernels that choose tokens, and NativePicker, whose kernels read each row of logits once on a CPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from penstock.model.sampling.sample_row import SampleRow
 
 
 class Picker(Protocol):
-    """adjusts: whether it applies penalties, biases, bans and masks; otherwise it wants logits that have them."""
+    """adjusts: whether it applies penalties, biases, bans and masks; otherwise it needs logits with these applied."""
 
     adjusts: bool
 
     def pick(self, logits: Tensor, rows: Sequence[SampleRow], ahead: int) -> Tensor:
-        """A token for each row of contiguous logits [R, vocab] in fp32, the one of the reference. -> [R]
+        """Choose the token that the reference would for each row of contiguous logits [R, vocab] in fp32. -> [R]
 
         ahead: tokens of each row that the host does not know yet.
         """

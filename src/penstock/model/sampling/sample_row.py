@@ -1,4 +1,4 @@
-"""SampleRow: one output at the sampler. Made once and used at every step, so that a step costs what has changed since."""
+"""SampleRow: one output at the sampler. Made once and used at every step, so that a step only costs what has changed."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ class SampleRow:
 
     @property
     def plain(self) -> bool:
-        """Whether it takes the best token of the logits as they are, and wants nothing but that."""
+        """Whether it takes the best token of the unchanged logits, and needs nothing else."""
         return self.greedy and self.foreseeable and self.logprobs is None and not self.biased
 
     @property
     def foreseeable(self) -> bool:
-        """Whether nothing but the noise depends on the tokens before: then one can be chosen while they are not known."""
+        """Whether its settings do not depend on the earlier tokens: then a token can be chosen before those are known."""
         return self.penalties is None and self.allowed is None and not self.banned
 
 
 class Penalties:
-    """The distinct tokens of an output, and what each loses. Without a repetition penalty, the prompt does not count."""
+    """The distinct tokens of an output, and the penalty of each. Without a repetition penalty, the prompt does not count."""
 
     def __init__(self, params: SamplingParams, prompt_len: int) -> None:
         self.repetition = params.repetition_penalty

@@ -36,7 +36,7 @@ class PendingSamples:
         self._logprobs = logprobs
 
     def wait(self) -> list[Sample]:
-        """Wait for the tokens: the only time that the host does."""
+        """Wait for the tokens: the only time that the host waits."""
         tokens: list[int] = self._chosen.wait().tolist()
         samples = [Sample(token) for token in tokens]
         if self._logprobs is not None:

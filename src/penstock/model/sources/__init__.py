@@ -93,8 +93,8 @@ def local(model: str, *, progress: Progress = silent) -> Path | None:
 
 
 def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
-    """Return sampling defaults of a model: from the catalogue, else from its `generation_config.json`, else none. Nor any where
-    they cannot be used: they must not break every request."""
+    """Return sampling defaults of a model: from the catalogue, else from its `generation_config.json`, else none. Invalid ones
+    are ignored: they must not break every request."""
     if known_model := catalogue.find(model):
         return dict(known_model.sampling)
     try:
@@ -126,7 +126,7 @@ def known() -> list[KnownModel]:
 def installed() -> list[InstalledModel]:
     """List everything that `resolve` finds offline: converted models and snapshots of the hub.
 
-    What an older version has made of a model of the catalogue is not used any more, and left out.
+    Catalogue models that an older version has converted are no longer used, and are left out.
     """
     current = {source_of(model): catalogue_folder(model) for model in catalogue.CATALOGUE}
     models = []

@@ -159,7 +159,7 @@ class _Snapshot:
 
 
 def _join_logs() -> None:
-    """Let the library's warnings go where ours go: its own handler keeps the stderr of its import, and writes into bars."""
+    """Send the library's warnings where ours go: its own handler keeps the stderr of its import and writes into progress bars."""
     from huggingface_hub.utils.logging import get_logger
 
     library = get_logger()

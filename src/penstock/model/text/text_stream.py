@@ -10,7 +10,7 @@ from tokenizers.decoders import ByteLevel, DecodeStream
 from penstock.model.text.token_bytes import written_bytes
 
 MAX_CHARACTER_BYTES = 4
-MAX_HELD = 8  # tokens without text, after which no character is waited for
+MAX_HELD = 8  # tokens without text; after more, no character is coming
 REPLACEMENT = "\ufffd"
 
 open_utf8 = codecs.getincrementaldecoder("utf-8")
@@ -49,7 +49,7 @@ class TokenTable(dict[int, bytes]):
 
 
 class ByteStream:
-    """Decodes tokens that stand for bytes, whatever is before them: most vocabularies."""
+    """Decodes tokens that each stand for fixed bytes, whatever precedes them, as in most vocabularies."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -67,7 +67,7 @@ class TextStream:
     """Decodes tokens of any vocabulary.
 
     The tokenizer's own stream decodes all that it holds back again with each token, and fails on bytes that are not UTF-8. After
-    `MAX_HELD` tokens without text, which no character has, or such a failure, this one decodes a short window itself.
+    `MAX_HELD` tokens without text, more than any character has, or such a failure, this one decodes a short window itself.
     """
 
     def __init__(self, rust: RustTokenizer, skip_special: bool) -> None:

@@ -97,7 +97,7 @@ def upload_columns(
     groups: of layers that have blocks of their own.
     tile: tokens of a tile.
     long_from: tokens that a Span must have to be in `long`; None for no such Spans.
-    anywhere: whether a Span in `long` need not begin its text.
+    anywhere: whether Spans in `long` may start in the middle of their text.
     """
     starts, counts = batch.starts, batch.counts
     first = np.cumsum(counts) - counts  # the first row of each Span
@@ -143,7 +143,7 @@ def upload_columns(
 
 
 def _upload_aligned(columns: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Columns in int32, in one copy. Each begins where Triton's kernels expect it: for other places they are compiled again."""
+    """Columns in int32, in one copy. Each is aligned as Triton's kernels expect: otherwise they would be compiled again."""
     begins = list(accumulate((-(-column.size // ALIGNED) * ALIGNED for column in columns), initial=0))
     host = np.zeros(begins[-1], dtype=np.int32)
     for begin, column in zip(begins, columns, strict=False):

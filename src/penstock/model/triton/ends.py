@@ -107,8 +107,8 @@ def _cover(ranges: Sequence[LayerRange], layers: int) -> bool:
 class LocalDecoder:
     """A StepDecoder for a whole model on one card: embedding, layers, head and choice without the host in between.
 
-    The layers may be in several segments, each with blocks of its own. It keeps neither these nor the ends on the card: it is
-    only used while others have them.
+    The layers may be in several segments, each with blocks of its own. It refers to these and to the ends weakly: it is only used
+    while others hold them.
     """
 
     def __init__(self, segments: Sequence[TritonModel], ends: TritonEndModel) -> None:

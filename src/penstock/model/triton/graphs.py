@@ -20,7 +20,7 @@ from penstock.model.triton.columns import PassColumns, choose_splits, cut_into_t
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MAX_DECODES = SIZES[-1]
-# Of steps with chunks of prompts, there are few sizes: what is added costs next to nothing in attention.
+# Steps with chunks of prompts have few sizes: padding costs next to nothing in attention.
 MAX_ROWS = 1024  # for more, the card takes longer than the host
 ROWS_APART = 64
 DECODES = (0, 16, 64, 256, MAX_DECODES)
@@ -29,7 +29,7 @@ MAX_ENTRIES = 1 << 20  # of the block tables of a step; longer ones are computed
 MAX_GRAPHS = 40  # that are kept: each takes some megabytes on the card
 
 logger = logging.getLogger("penstock.memory")
-_CAPTURING = threading.Lock()  # by one thread at a time: waiting for a card ends what another captures there
+_CAPTURING = threading.Lock()  # one thread at a time: waiting for a card breaks off another thread's capture there
 
 Body = Callable[["StepInputs", PassColumns, int], Tensor]
 
@@ -191,7 +191,7 @@ class StepGraphs:
                 return body(self.inputs, self.inputs.columns(step), step.rows)
             try:
                 found = self._graphs[step] = self._capture(body, step)
-            except RuntimeError as error:  # as torch calls a lack of memory, and what a card cannot capture
+            except RuntimeError as error:  # what torch raises for a lack of memory, and for what a card cannot capture
                 logger.warning("steps of %d rows could not be captured, and are computed without a graph: %s", step.rows, error)
                 self.capturing = False  # what is captured stays; other sizes are slower, but need less
             if found is None:

@@ -8,5 +8,5 @@ import torch
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current GPU: make this one it."""
+    """Make this GPU the current one: Triton launches there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

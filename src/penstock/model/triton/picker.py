@@ -1,4 +1,4 @@
-"""CardPicker: chooses tokens on a CUDA GPU, where what each output asks for stays from its first token to its last."""
+"""CardPicker: chooses tokens on a CUDA GPU, where the settings of an output stay from its first token to its last."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock.model.upload import upload
 class _Slot:
     """Where a row is on the card.
 
-    counted: tokens of its text that penalties know of there, the ones included that were chosen for steps that were dropped.
+    counted: tokens of its text that its penalties there include, with those chosen in steps that were dropped.
     banned_until: the position up to which its bans are known there.
     """
 
@@ -31,7 +31,7 @@ class _Slot:
 
 
 class CardPicker:
-    """A Picker whose rows need nothing of the host but their positions, and grammars their masks.
+    """A Picker whose rows need only their positions from the host, and with a grammar a mask.
 
     Penalties count each token as it is chosen. So a step can be launched before the host knows the tokens of the one before;
     if it is dropped and taken again, its tokens are taken back.
@@ -73,7 +73,7 @@ class CardPicker:
             return tokens
 
     def _settle(self, table: SamplingTable, rows: Sequence[SampleRow], ahead: int) -> list[_Slot]:
-        """Make the table true for these rows at their positions."""
+        """Bring the table up to date for these rows at their positions."""
         found, new, dropped = [], {}, []
         for row in rows:
             place, position = self._places.get(row), len(row.tokens) + ahead

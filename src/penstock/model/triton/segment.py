@@ -34,8 +34,8 @@ from penstock.model.upload import upload
 from penstock.progress import Progress, silent
 
 LONG_FROM = 1024  # tokens of a chunk from which another way of attention is faster
-# Of torch's, all that there are, and only their order is ours: torch keeps the choice for the whole process, and another thread
-# may be computing. cuDNN's is as fast as any, but makes a plan of 36 ms for each new length.
+# All of torch's backends; only their order is ours: torch keeps the selection for the whole process, where another thread may be
+# computing. cuDNN's is as fast as any, but makes a plan of 36 ms for each new length.
 TORCH_BACKENDS = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.CUDNN_ATTENTION,
@@ -45,7 +45,7 @@ TORCH_BACKENDS = [
 
 
 class Residual:
-    """The residual stream [T, hidden] in fp32, and what is still to be added to it: the next norm does that on its way."""
+    """The residual stream [T, hidden] in fp32, and what is still to be added to it, which the next norm does as well."""
 
     __slots__ = ("added", "post", "x")
 
@@ -227,7 +227,7 @@ class TritonModel:
         out.view(n, spec.heads, spec.head_dim).copy_(found.squeeze(0).transpose(0, 1))
 
     def _captured(self, inputs: StepInputs, columns: PassColumns, rows: int) -> Tensor:
-        """A step whose hidden states are in `inputs`, as the graph of one size has it."""
+        """Compute a step whose hidden states are in `inputs`: the body of a captured graph."""
         residual = Residual(inputs.hidden[:rows].clone())
         self.advance(residual, columns)
         out = residual.norm(None, self.spec.norm_eps, self.dtype)

@@ -83,7 +83,7 @@ class CardReader:
 
 
 class CardLayerBuilder(LayerBuilder):
-    """Builds layers that compute with weights in fp8 or codes, and with experts that need no word from the host."""
+    """Builds layers that compute with weights in fp8 or codes, and with experts chosen without the host."""
 
     def __init__(self, spec: ModelSpec, reader: CardReader, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(spec, dtype, device, gated)

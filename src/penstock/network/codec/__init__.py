@@ -88,8 +88,8 @@ WireWeightsPart = tuple[Count, Count, Count, Reason, Seconds]
 def encode(message: Message, sent: float = 0.0, *, sealed: bool = False) -> Bytes:
     """Encode a message.
 
-    sent: the time by this node's clock, for those that are used to measure a link.
-    sealed: the router will seal it.
+    sent: the time by this node's clock, for messages that measure a link.
+    sealed: the router will seal the message.
     """
     codec = _BY_TYPE[type(message)]
     if isinstance(message, NetworkJob):

@@ -1,7 +1,7 @@
 """NetworkJobs as bytes: a header, and hidden states behind it. Spans travel as columns, one for each of their fields.
 
-A column is one number if all Spans have the same, else a number for each of them in as many bytes as the largest needs. So a
-decode takes about six bytes beside its hidden state, and no number ever wraps: a column that grows gets wider.
+A column is a single number if all Spans share it, else one number per Span, each as wide as the largest needs. So a decode takes
+about six bytes besides its hidden state, and no number overflows: a column gets wider as its values grow.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from penstock.network.codec.limits import (
 )
 from penstock.network.router import Bytes
 
-SENT_STEPS = LAYER_STEP, HEAD_STEP  # of a NetworkJob; the others are done where it is
-WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # bytes of a number in a column, and what struct calls it
+SENT_STEPS = LAYER_STEP, HEAD_STEP  # of a NetworkJob; other steps run on the node where it is
+WIDTHS = {1: "B", 2: "H", 4: "I", 8: "Q"}  # bytes per number in a column, and their struct format
 
 MAX_WIDTH = max(WIDTHS)
 PackedNumbers = Annotated[bytes, Meta(max_length=MAX_SPANS * MAX_WIDTH)]
 Column = Count | PackedNumbers
 Keys = Annotated[tuple[Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)], ...], Meta(max_length=MAX_KEYS)]
 
-# how many Spans, a column for each field but the last, and the keys of those that have some, by their place. The first column is
-# never one number for all, so that no message has more Spans than bytes.
+# number of Spans, a column for each field but the last, and the keys of Spans that have some, by index. The first column is never
+# a single number for all, so that no message has more Spans than bytes.
 WireSpans = tuple[
     Annotated[int, Meta(ge=0, le=MAX_SPANS)],
     PackedNumbers,
@@ -185,6 +185,6 @@ def _unpacked(column: int | bytes, count: int) -> Sequence[int]:
     return numbers
 
 
-_make_span = partial(tuple.__new__, Span)  # Span._make, without its own call for each
+_make_span = partial(tuple.__new__, Span)  # Span._make without its call overhead
 _NO_SPANS = (0, b"", 0, 0, 0, 0, 0, 0, ())
 _PREFIX_DECODER = msgspec.msgpack.Decoder(JobHeaderPrefix)

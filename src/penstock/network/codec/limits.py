@@ -1,4 +1,4 @@
-"""What a field of a message may be: its limits, checked by msgspec as it reads. frame.py has those of the whole message."""
+"""The limits of message fields, checked by msgspec while decoding. frame.py has those of the whole message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Clock = Annotated[int, Meta(ge=0, lt=MAX_CLOCK)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 BytesPerSecond = Annotated[float, Meta(ge=0, le=MAX_BYTES_PER_SECOND)]
 NodeId = Annotated[str, Meta(max_length=64, pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]*\Z")]
-Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # such texts get logged
+Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]  # these texts are logged
 Model = Annotated[str, Meta(min_length=1, max_length=MAX_MODEL, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 WeightsHash = Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")]

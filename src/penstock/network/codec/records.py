@@ -41,7 +41,7 @@ WireLink = tuple[NodeId, Seconds, BytesPerSecond]
 
 
 class WireRecord(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """A NodeRecord; a node that measures no links and knows of no trusted models or stamp may leave them out."""
+    """A NodeRecord. Links, trusted models and the stamp are optional."""
 
     node: NodeId
     epoch: Clock

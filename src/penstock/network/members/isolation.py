@@ -8,16 +8,16 @@ WARN_AFTER_S = 30.0
 class IsolationMonitor:
     """Decides when to warn about isolation.
 
-    A node is never told that it was revoked: other nodes just stop answering, as if they were off.
+    A revoked node gets no notice: other nodes just stop answering, as if they were off.
     """
 
     def __init__(self, *, expects_peers: bool) -> None:
-        """`expects_peers`: there should be other nodes. It becomes true when the first one is met."""
+        """`expects_peers`: whether there should be other nodes; set once the first one is met."""
         self._expects_peers = expects_peers
         self._since: float | None = None
 
     def should_warn(self, alone: bool, now: float) -> bool:
-        """Whether to warn now. Warns once, then not again before another node was met."""
+        """Whether to warn now. True once; then not again until another node has been met."""
         if not alone:
             self._expects_peers = True
             self._since = None

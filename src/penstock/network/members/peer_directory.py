@@ -1,8 +1,8 @@
 """PeerDirectory: how nodes get to know each other and exchange records. It makes and reads bytes; others carry them.
 
-A *session* is one epoch of a node: its process from start to end. When a session is announced, a node asks it: "this is my card,
-and these are the revocations I know". The answer has the same from the other side, and its record, sealed for the asker. After
-this round trip each has the other's keys, and the asker knows who answered: only that session can have sealed the record.
+A *session* is one epoch of a node: its process from start to end. When a session is announced, a node sends it a question: its
+own card, and the revocations it knows. The answer has the same of the other side, and its record, sealed for the asker. After
+this round trip each has the other's keys, and the asker knows which session answered: no other can have sealed the record.
 
 Later records are sent sealed, and again every second until a receipt comes. In the end every node has every other's newest
 record, whatever is lost and in whichever order things arrive:
@@ -42,14 +42,14 @@ from penstock.network.trust.revocations import MAX_LIST_BYTES
 PART, RECORD, RECEIPT, REVOCATIONS, PARTS_RECEIPT, RECORD_PART, MESSAGE = range(7)  # kinds of what is sealed
 FOR_MESSENGER = (MESSAGE, PART, PARTS_RECEIPT)
 COUNTER = struct.Struct(">Q")  # in front of a record; alone it is a receipt
-MAX_COUNTED_SENDERS = 256  # whose refused messages are counted one by one
-UNKNOWN_SENDERS = "(others)"  # ... and the name for the rest: no node can have it
+MAX_COUNTED_SENDERS = 256  # with refusal counts of their own
+UNKNOWN_SENDERS = "(others)"  # name for all others; no node can have it
 MAX_GREETING_BYTES = MAX_CARD_BYTES + MAX_LIST_BYTES + PART_BYTES + 1024
 MAX_UNFINISHED_RECORDS_BYTES = 64 * MAX_RECORD_BYTES  # of all senders together
-MAX_RECORDS_PER_S = 5  # of a sender; an honest one sends one a second, or several when its layers change
+MAX_RECORDS_PER_S = 5  # per sender; an honest one sends one a second, or several when its layers change
 MAX_LISTS_PER_S = 1  # of revocations
-BURST_S = 5  # seconds for which a sender that was silent may send as many
-MIN_BYTES_PER_SECOND = 50_000  # at which a large record is expected to arrive before it is sent again
+BURST_S = 5  # a sender that was silent may send this many seconds' worth at once
+MIN_BYTES_PER_SECOND = 50_000  # assumed speed of a large record, to time its retransmission
 
 logger = logging.getLogger("penstock.network")
 
@@ -111,7 +111,7 @@ class PeerDirectory:
         return msgspec.msgpack.encode(_Greeting(self._keyring.card(), self._revocations(), *sealed))
 
     def accept_answer(self, node: str, epoch: int, answer: bytes) -> None:
-        """Take the answer that a session gave, which proves that it is who it says. Raises Untrusted or BadMessage."""
+        """Take a session's answer, which proves its identity. Raises Untrusted or BadMessage."""
         greeting = self._read(answer)
         peer = self._keyring.meet(greeting.card)
         if (peer.node, peer.epoch) != (node, epoch):
@@ -143,7 +143,7 @@ class PeerDirectory:
         return epoch
 
     def seal(self, node: str, epoch: int, kind: int, data: bytes, stream: Stream) -> Sealed:
-        """Seal something for a session. Raises Unreachable if it was not met."""
+        """Seal data for a session. Raises Unreachable for an unknown session."""
         return self._keyring.seal(node, epoch, kind, data, stream)
 
     def open(self, sender: str, sealed: Sealed, stream: Stream = Stream.CONTROL) -> tuple[Envelope, bytes] | None:
@@ -271,7 +271,7 @@ class PeerDirectory:
     def refuse(self, error: PenstockError, sender: str = "") -> None:
         """Count a refused message, and log it now and then: a hostile member must not fill the log.
 
-        sender: the node that it names. Any member can name any other.
+        sender: the node that it claims to be from. Any member can claim to be any other.
         """
         if sender:
             self._count_sender(sender)

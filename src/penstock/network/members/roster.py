@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-MAX_SESSIONS = 4096  # a hostile member can announce any number that never answer
+MAX_SESSIONS = 4096  # a hostile member can announce any number of sessions that never answer
 MIN_RETRY_S = 0.05  # until a session that has not answered is asked again; doubles each time
 MAX_RETRY_S = 30.0
 RESEND_INTERVAL_S = 1.0  # until a record without a receipt is sent again
-IDLE_BEFORE_CHECK_S = 10.0  # a session that is silent for longer is asked whether it is still there
-CHECK_INTERVAL_S = 5.0  # ... and asked again
-MAX_UNANSWERED = 4  # questions until a session no longer counts: a busy process may hang for half a minute
+IDLE_BEFORE_CHECK_S = 10.0  # a session that is silent for longer is checked
+CHECK_INTERVAL_S = 5.0  # between checks
+MAX_UNANSWERED = 4  # unanswered questions until a session no longer counts: a busy process can hang for half a minute
 
 
 class Issue(NamedTuple):
@@ -154,7 +154,7 @@ class Roster:
         return due, wait
 
     def mark_unproven(self, node: str, epoch: int) -> bool:
-        """Ask a session again soon, because it sent something we have no keys for. True if it counted until now."""
+        """Question a session again soon, because it sent something we have no keys for. True if it counted until now."""
         with self._lock:
             session = self._sessions.get((node, epoch))
             if session is None:
@@ -166,9 +166,9 @@ class Roster:
             return counted
 
     def records_due(self, counter: int, now: float, transfer: float = 0.0) -> list[tuple[str, int]]:
-        """Return the sessions to send our record with this counter to: no receipt came, and it was not sent just now.
+        """Return the sessions to send our record with this counter to: no receipt came, and it was not sent recently.
 
-        transfer: seconds that it may take on its way.
+        transfer: seconds that it may be in transit.
         """
         due = []
         with self._lock:

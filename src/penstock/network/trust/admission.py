@@ -1,4 +1,4 @@
-"""Admission: how the authority invites a machine with a token that is valid once, and lets in the one that uses it."""
+"""Admission: how the authority invites a machine with a single-use token, and admits the one that uses it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def invite_once(
     """Invite one machine. Earlier invitations of this kind for the same node are withdrawn.
 
     days: how long its certificate will be valid.
-    lifetime: how long the token is.
+    lifetime: how long the token will be valid.
     """
     authority.refuse_own_name(network, node)
     check_issuable(node, days)
@@ -82,13 +82,13 @@ def pairing_endpoint(network: JoinedNetwork) -> str:
 
 
 def is_running(network: JoinedNetwork) -> bool:
-    """Whether the node of this machine runs: then its port is taken."""
+    """Whether the node of this machine is running: then its port is in use."""
     _, host, port = split(network.listen[0])
     return free_port(LOOPBACK if is_loopback(host) else ANY_IPV4, preferred=port) != port
 
 
 def invitations(network: JoinedNetwork) -> list[BookedInvitation]:
-    """List all invitations that are valid once, also those that are over."""
+    """List all single-use invitations, including those that are over."""
     authority.signing_identity(network)  # raises on other machines
     return list(invitation_book.read(network).invitations)
 

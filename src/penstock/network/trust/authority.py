@@ -151,7 +151,7 @@ def stamp_revocations_if_due(network: JoinedNetwork) -> bool:
 def trust(network: JoinedNetwork, model: str, manifest: str, *, replace: bool = True) -> TrustedModel:
     """Vouch for a model's weights by the hash of their manifest; an empty one withdraws what was signed before.
 
-    Returns the record in force. That is an older one if it says the same, or if there is one and `replace` is false.
+    Returns the record in force: an earlier one if there is one and it says the same or `replace` is false.
     """
     with files.locked_folder(network.folder):
         authority = signing_identity(network)
@@ -211,7 +211,7 @@ def signed_models(network: JoinedNetwork, authority: Identity) -> TrustedModels:
 def last_stamp(network: JoinedNetwork, authority: Identity) -> RevocationStamp:
     try:
         return read_stamp(files.read(network.stamp_file), authority.certificate)
-    except (Untrusted, ConfigError):  # missing, as in a network from before there were stamps, or damaged: it is signed again
+    except (Untrusted, ConfigError):  # damaged, or missing because the network is older than stamps: sign a new one
         return NO_STAMP
 
 

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, Untrusted
 
 AUTHORITY_DAYS = 3650
 NODE_DAYS = 365
-CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from that long ago
+CLOCK_SKEW = timedelta(hours=1)  # certificates are backdated by this much
 SERIAL_BITS = 64
 _DER = serialization.Encoding.DER
 MAX_NODE_NAME = 64 - len("/") - SERIAL_BITS // 4  # X.509 allows a common name 64 characters

@@ -1,7 +1,7 @@
 """Invitations: all that a machine needs to join a network.
 
-A machine that reaches the authority gets it there, for a token that is valid once (join_token.py). For one that does not, all of
-it is in the token, with the private key. No part of such a token is ever logged, or shown in a message or a repr.
+A machine that can reach the authority gets its invitation there, for a single-use token (join_token.py). For one that cannot, the
+token contains all of it, with the private key. No part of such a token ever appears in a log, a message or a repr.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Endpoint = Annotated[str, Meta(min_length=1, max_length=300)]
 class Invitation:
     """A decoded token, or the answer of the authority to one that is valid once.
 
-    endpoints: those of members.
+    endpoints: of members.
     revocations, trusted: lists that the authority signed.
     stamp: when it signed the list of revocations; a token has none.
     """

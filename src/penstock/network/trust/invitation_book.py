@@ -1,4 +1,4 @@
-"""The InvitationBook: the invitations of a network that are valid once, and what became of each. Only its authority has one.
+"""The InvitationBook: the single-use invitations of a network, and their outcomes. Only its authority has one.
 
 It is a file beside the authority's key. Everything that happens to an invitation is written there before it takes effect, so a
 crash at any moment leaves it either as it was or used.
@@ -23,9 +23,9 @@ FILE = "invitations.json"
 ID_BYTES = 6
 SECRET_BYTES = 32
 MAX_OPEN = 256
-MAX_WRONG_PROOFS = 10  # then the invitation is locked: somebody has the number of the token and guesses its secret
-KEEP_FOR = timedelta(days=30)  # after its time, so that it can be seen who joined
-ANSWER_FOR = timedelta(hours=1)  # after its time, so that a machine that comes late is told why it is refused
+MAX_WRONG_PROOFS = 10  # then the invitation is locked: someone knows its id and is guessing the secret
+KEEP_FOR = timedelta(days=30)  # after expiry, so that one can see who joined
+ANSWER_FOR = timedelta(hours=1)  # after expiry, so that a late machine learns why it is refused
 
 InvitationId = Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{2 * ID_BYTES}}}\Z")]
 
@@ -39,7 +39,7 @@ class InvitationState(StrEnum):
 
 
 class Use(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who used an invitation: when, from which address, with which public key, and the certificate that was issued for it."""
+    """The use of an invitation: when, from which address, with which public key, and the certificate that was issued."""
 
     at: datetime
     address: str

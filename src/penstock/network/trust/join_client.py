@@ -1,4 +1,4 @@
-"""Join with a token that is valid once: make a key, and get a certificate for it from the authority's node."""
+"""Join with a single-use token: make a key, and get a certificate for it from the authority's node."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ REFUSED = {
 
 
 class _WrongServer(Exception):
-    """What answered is not the authority's node."""
+    """The server that answered is not the authority's node."""
 
 
 def request_certificate(token: JoinToken, *, patience: float | None = None) -> Invitation:
-    """Return what the authority gives for the token. Raises Untrusted if it refuses, and Unreachable if it does not answer.
+    """Redeem the token at the authority. Raises Untrusted if it refuses, and Unreachable if it does not answer.
 
     patience: seconds to try again, if nothing listens at any address; PATIENCE_S unless set.
     """
@@ -94,7 +94,7 @@ def _ask(token: JoinToken, key: ec.EllipticCurvePrivateKey, endpoint: str) -> In
 
 
 def _refuse_slow_clock(authority_time: int) -> None:
-    """Raise if this machine would take its new certificate for one of the future, before the invitation is used for nothing."""
+    """Raise if this machine's clock is so slow that a new certificate would not be valid yet, before the invitation is used."""
     behind = authority_time - time.time()
     if behind > CLOCK_SKEW.total_seconds():
         raise Untrusted(

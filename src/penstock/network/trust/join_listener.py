@@ -1,4 +1,4 @@
-"""JoinListener: where the authority's node answers machines that join. Strangers can connect to it, so all that they can use up
+"""JoinListener: where the authority's node answers machines that join. Anyone can connect to it, so what a stranger can consume
 is bounded: connections, bytes, time, and guesses of a secret.
 """
 
@@ -25,7 +25,7 @@ from penstock.network.trust.join_protocol import (
 )
 from penstock.network.trust.stranger_listener import StrangerListener
 
-CONNECTION_S = 10.0  # for all of a conversation
+CONNECTION_S = 10.0  # for a whole connection
 
 logger = logging.getLogger("penstock.network")
 
@@ -68,5 +68,5 @@ class JoinListener:
         channel.send(answer)
 
     def _log(self, text: str) -> None:
-        """Log what strangers can cause, now and then."""
+        """Log, at a limited rate, what strangers can cause."""
         logger.log(logging.WARNING if self._throttle.should_log() else logging.DEBUG, "%s", text)

@@ -1,11 +1,11 @@
-"""What a machine that joins and the authority say to each other, over TLS 1.3.
+"""The messages between the authority and a machine that joins, over TLS 1.3.
 
     authority → machine   JoinHello: a random challenge, and the time
     machine → authority   JoinRequest: which invitation, a signing request for the machine's own key, and a proof
     authority → machine   JoinAnswer: the certificate and all else that a member needs, or why it is refused
 
 The proof shows that the machine knows the secret of the invitation, and is good for this challenge, this server certificate and
-this signing request alone: whoever records it can do nothing with it, and it is sent to no server but the authority's.
+this signing request alone: a recording of it is useless, and it is sent to no server but the authority's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class JoinRefusal(StrEnum):
-    """Why a machine is refused. INVALID is all that one learns who does not know the secret of an invitation."""
+    """Why a machine is refused. Without the secret of an invitation, it learns no more than INVALID."""
 
     NONE = ""
     INVALID = "invalid"
@@ -78,7 +78,7 @@ class JoinAnswer(msgspec.Struct, array_like=True):
 
 
 def prove(secret: bytes, invitation_id: str, challenge: bytes, server_certificate: bytes, signing_request: bytes) -> bytes:
-    """Return the proof for a request. `server_certificate` is in DER, as TLS has shown it."""
+    """Return the proof for a request. `server_certificate`: in DER, as presented in TLS."""
     about = msgspec.msgpack.encode([invitation_id, challenge, server_certificate, signing_request])
     return hmac.digest(secret, JOIN_MARK + about, hashlib.sha256)
 
@@ -86,8 +86,8 @@ def prove(secret: bytes, invitation_id: str, challenge: bytes, server_certificat
 class Channel:
     """A TLS connection with one deadline for all of it, and one limit for all bytes that arrive, the handshake included.
 
-    A stranger who sends a byte now and then cannot keep it open. Raises OSError (also ssl.SSLError and TimeoutError) if the
-    connection fails, and MalformedMessage for what is not a message.
+    Sending a byte now and then does not keep it open. Raises OSError (also ssl.SSLError and TimeoutError) if the connection
+    fails, and MalformedMessage for invalid messages.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Channel:
         self._tls = context.wrap_bio(self._arrived, self._leaving, server_side=server_side)
 
     def extend(self, seconds: float) -> None:
-        """Give the connection that much time from now on, instead of what is left."""
+        """Set the deadline to this many seconds from now."""
         self._deadline = time.monotonic() + seconds
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Channel:
         self._run(self._tls.do_handshake)
 
     def peer_certificate(self) -> bytes:
-        """The certificate, in DER, that the other side has shown and proved to be its own."""
+        """The other side's certificate, in DER; TLS has proved that it holds the key."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     def send(self, message: msgspec.Struct) -> None:
@@ -137,7 +137,7 @@ class Channel:
         return data
 
     def _run(self, step: Callable[[], Any]) -> Any:
-        """Do a step of TLS, with all bytes that it needs from the other side and has for it."""
+        """Run one TLS operation, receiving and sending the bytes that it needs."""
         while True:
             try:
                 result = step()

@@ -1,7 +1,7 @@
-"""Join tokens: a secret that is valid for one machine and some hours, and where to use it.
+"""Join tokens: a secret that is valid for one machine and a few hours, and where to use it.
 
-A token has no key of a node: the machine that joins makes its own, and the authority issues a certificate for it. The authority's
-certificate in the token is the pin: nobody else can answer. Secrets are never logged, or shown in a message or a repr.
+A token has no node key: the machine that joins makes its own, and the authority issues a certificate for it. The machine pins
+the authority's certificate in the token: no other server is accepted. Secrets never appear in logs, messages or a repr.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Joined:
 
 
 def check_joinable(home: Home, authority: x509.Certificate, *, listen: str | None = None) -> None:
-    """Raise ConfigError if this machine cannot join this authority's network, before a token that is valid once is used up."""
+    """Raise ConfigError if this machine cannot join this authority's network, before a single-use token is used up."""
     if listen is not None:
         check_listen(listen)
     name = common_name(authority)
@@ -105,7 +105,7 @@ def _contents(
 
 
 def _free_endpoint(home: Home, endpoints: tuple[str, ...]) -> str:
-    """Choose where to listen, but not at the port of a node on this machine, which may be off right now."""
+    """Choose where to listen, avoiding the ports of other nodes on this machine, even of stopped ones."""
     members = [split(endpoint) for endpoint in endpoints]
     own = addresses.own_hosts()
     taken = [port for _, host, port in members if is_loopback(host) or host in own]
@@ -120,7 +120,7 @@ def _merged(
     found = read(brought, authority)
     try:
         return read(files.read(stored), authority) | found
-    except (Untrusted, ConfigError):  # missing or damaged: the invitation's is sound
+    except (Untrusted, ConfigError):  # missing or damaged: use the invitation's
         return found
 
 

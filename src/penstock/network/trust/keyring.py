@@ -34,12 +34,12 @@ from penstock.network.stream import Stream
 from penstock.network.trust.certificates import load_certificate, load_der, load_identity, node_name, public_key, verify
 from penstock.network.trust.revocations import NO_REVOCATIONS, Revocations
 
-CARD_MARK = b"penstock card 1\n"  # signed with the card, so that the signature can be used for nothing else
+CARD_MARK = b"penstock card 1\n"  # signed with the card, so that the signature is valid for nothing else
 KEY_MARK = b"penstock keys 2\n"  # counts the versions of the envelope and of what is sealed
 MAX_CARD_BYTES = 16 << 10
 MAX_NODES = 4096
 MAX_EPOCHS_PER_NODE = 4  # the latest: a node may have been restarted, or started twice by mistake
-REPLAY_WINDOW = 1024  # messages of a stream may overtake each other by that many, when a new link is faster than the old one
+REPLAY_WINDOW = 1024  # how far messages of a stream may overtake each other, when a new link is faster than the old one
 
 Epoch = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -107,7 +107,7 @@ class ReplayWindow:
 
 @dataclass(slots=True, eq=False)
 class KnownPeer:
-    """A session that showed a valid card, and the ciphers to write to it and to read from it.
+    """A session that presented a valid card, and the ciphers for both directions.
 
     sent: the last number that was used for it, by stream.
     """
@@ -133,7 +133,7 @@ class Keyring(ABC):
         self.epoch = epoch
         self._lock = threading.Lock()
         self._met: dict[str, dict[int, KnownPeer]] = {}
-        self._highest = 0  # number of all: a session that is forgotten and met again has the same keys, and must not start anew
+        self._highest = 0  # across all: a session that is forgotten and met again has the same keys, and must not restart at 0
 
     @abstractmethod
     def card(self) -> bytes:

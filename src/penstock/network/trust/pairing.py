@@ -5,9 +5,9 @@
     machine → authority   PairingNumber: the number that was hashed
     authority → machine   PairingToken, once its owner has typed the words that the machine shows
 
-The words are a hash of both numbers and of the certificate that the machine was shown in TLS. Anyone in between has to show
-another certificate, and has to choose a number on either side before it knows what the words will be: so both machines show the
-same words by chance once in 2^32 exchanges, and a person who pairs allows at most a thousand. Nothing secret is sent before.
+The words are a hash of both numbers and of the certificate that the machine saw in TLS. An attacker in between has to present
+another certificate, and to choose a number on either side before the words are known: so both machines show the same words by
+chance once in 2^32 exchanges, and one pairing allows at most a thousand. Nothing secret is sent before.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def commit(number: bytes) -> bytes:
 
 
 def pairing_words(certificate: bytes, authority_number: bytes, machine_number: bytes) -> str:
-    """The words that a person compares. certificate: the authority's, in DER, as the machine was shown it."""
+    """The words that a person compares. certificate: the authority's, in DER, as the machine saw it."""
     packed = msgspec.msgpack.encode([certificate, authority_number, machine_number])
     digest = hashlib.sha256(PAIRING_MARK + packed).digest()
     return " ".join(word_list()[value] for value in digest[:WORDS])
@@ -110,8 +110,8 @@ class Pairing:
 class PairingListener:
     """The authority's side: listens from construction until it is closed. Raises OSError if it cannot.
 
-    Strangers can come to pair too, and go through with it: so each machine has words of its own, and the words that a person
-    types choose the machine. Every exchange is one more chance for those in between, so they are counted.
+    Strangers can complete the exchange too: so each machine has its own words, and the words that a person types select the
+    machine. Every exchange gives an attacker in between another chance, so their number is limited.
     """
 
     def __init__(self, network: JoinedNetwork, endpoint: str) -> None:
@@ -131,7 +131,7 @@ class PairingListener:
                 pairing.channel.close()
 
     def wait(self, seconds: float) -> Pairing:
-        """Wait for the first machine that goes through with the exchange."""
+        """Wait for the first machine that completes the exchange."""
         with self._changed:
             self._changed.wait_for(lambda: self._pairings or self._is_attacked, seconds)
             if self._pairings:
@@ -166,7 +166,7 @@ class PairingListener:
         channel = Channel(connection, listener.context, server_side=True, seconds=EXCHANGE_S, max_bytes=MAX_MESSAGE_BYTES)
         channel.handshake()
         first = channel.receive(PairingCommitment, MAX_MESSAGE_BYTES)
-        self._count(address)  # who knows the next number knows the words, and may leave if they do not suit
+        self._count(address)  # the next number reveals the words, and a guest that dislikes them can leave
         own = secrets.token_bytes(NUMBER_BYTES)
         channel.send(PairingNumber(own))
         other = channel.receive(PairingNumber, MAX_MESSAGE_BYTES).number

@@ -1,9 +1,9 @@
 """RevocationStamp: when the authority last signed its list of revocations, and what was on it.
 
-Revocations are final, so nodes merge lists and none is ever replaced. But whoever withholds a list is not noticed by that. The
-authority therefore stamps its list: a serial, the time, and a hash of what is on it, signed. While its node runs it does so every
-day, also if nothing was revoked. Of two stamps the one with the higher serial counts. A node whose newest stamp is old, or whose
-list lacks what its newest stamp counts, does not get what the authority signs.
+Revocations are final, so nodes merge lists and never replace one. But that does not reveal that a list is being withheld. The
+authority therefore stamps its list: a serial, the time, and a hash of what is on it, signed. Its running node does so every day,
+even if nothing was revoked. Of two stamps the one with the higher serial counts. A node whose newest stamp is old, or whose list
+is shorter than that stamp says, is not getting what the authority signs.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class RevocationStamp(msgspec.Struct, array_like=True, frozen=True, forbid_unkno
         return datetime.fromtimestamp(self.signed_at, UTC)
 
     def covers(self, revoked: Revocations) -> bool:
-        """Whether it was made for exactly this list."""
+        """Whether the stamp was made for exactly this list."""
         return (self.count, self.digest) == (len(revoked.records), _digest(revoked))
 
     def lacks(self, revoked: Revocations) -> bool:
-        """Whether this list lacks certificates of the one that was stamped. One that has more was not stamped yet."""
+        """Whether this list lacks certificates of the stamped one. A longer list has not been stamped yet."""
         return len(revoked.records) <= self.count and not self.covers(revoked)
 
 

@@ -26,7 +26,7 @@ POLL_INTERVAL_S = 0.2
 logger = logging.getLogger("penstock.network")
 
 Serve = Callable[[socket.socket, str], bool]
-"""Serves a connection from an address, and returns whether it stays open: then it is the callee's to close."""
+"""Serves a connection from an address, and returns whether it stays open: then the callee closes it."""
 
 
 class _Guest(NamedTuple):
@@ -38,8 +38,8 @@ class _Guest(NamedTuple):
 class StrangerListener:
     """Listens at an endpoint from construction until `close`, and answers from `start` on. Raises OSError if it cannot.
 
-    Every connection is served on a thread. Where there are too many, one is closed for the new one: the oldest from the address
-    that has the most. So who wants to keep others out has to come from many addresses, and again and again.
+    Every connection is served on a thread. When there are too many, a new one replaces the oldest from the address that has the
+    most. So keeping others out takes many addresses, and constant reconnecting.
 
     context, certificate: those of the network's node here; the certificate is in DER.
     """
@@ -61,7 +61,7 @@ class StrangerListener:
         self._acceptor.start()
 
     def close(self) -> None:
-        """Stop to listen. Connections that are being served go on until their deadline."""
+        """Stop listening. Connections that are being served continue until their deadline."""
         self._closing.set()
         if self._acceptor.ident is not None:
             self._acceptor.join()
@@ -116,13 +116,13 @@ class StrangerListener:
 
 
 def to_evict(addresses: Sequence[str]) -> int:
-    """Of connections from these addresses, the oldest first: the index of the one to close for another."""
+    """Return the index of the connection to close for a new one. addresses: of the connections, oldest first."""
     counts = Counter(addresses)
     return max(range(len(addresses)), key=lambda i: (counts[addresses[i]], -i))
 
 
 def _listen_at(endpoint: str) -> socket.socket:
-    """A socket that listens at an endpoint such as tls/0.0.0.0:7448."""
+    """Return a socket that listens at an endpoint such as tls/0.0.0.0:7448."""
     _, host, port = split(endpoint)
     bare = host.strip("[]")
     family, *_, address = socket.getaddrinfo(bare, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]

@@ -17,7 +17,7 @@ def to_text(prefix: str, packed: bytes) -> str:
 
 
 def from_text(prefix: str, text: str, max_chars: int) -> bytes:
-    """Return what was packed. Raises Untrusted; no message shows any part of the text."""
+    """Return the packed data. Raises Untrusted, with no part of the text in the message."""
     token = "".join(text.split()) if len(text) <= max_chars else ""  # mail breaks long lines
     if not token.startswith(prefix):
         raise Untrusted(f"This is not an invitation: it does not start with {prefix}", hint=COPY_AGAIN)

@@ -37,7 +37,7 @@ Signature = Annotated[bytes, Meta(max_length=72)]  # the longest signature of P-
 
 
 class TrustedModel(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """The manifest that a model must have, and when the authority said so. An empty hash withdraws an earlier record."""
+    """The manifest that a model must have, and when the authority signed it. An empty hash withdraws an earlier record."""
 
     model: Model
     manifest: ManifestHash
@@ -50,7 +50,7 @@ class TrustedModel(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_
 
     @property
     def order(self) -> tuple[int, str, str]:
-        """The higher one counts. The rest only matters if an authority has used a serial twice."""
+        """Sort key: the higher record counts. What follows the serial matters only if an authority used a serial twice."""
         return self.serial, self.date, self.manifest
 
 

@@ -1,4 +1,4 @@
-"""PeerContacts: where the peers listen that a node is connected to, for the next session that it opens."""
+"""PeerContacts: the endpoints of the peers that a node is connected to, for the next session that it opens."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError
 
-LIFETIME_S = 60.0  # how long a peer is remembered whose link has ended: it may only be opening a new session
+LIFETIME_S = 60.0  # how long to remember a peer after its link has ended: it may just be opening a new session
 
 
 class PeerContacts:
-    """Remembers the peers that a node has connected to. Those learnt from a node that is gone would be lost otherwise.
+    """Remembers the peers that a node has connected to. Otherwise those learnt from a node that is gone would be lost.
 
-    Noted again and again, not only when a session is about to close: when two nodes open new sessions at the same time, the
-    link may be gone by then, and the other node does not know where this one listens if it never connected to it.
+    Call `note` regularly, not only before a session closes: when two nodes open new sessions at the same time, the link may
+    already be gone, and a node that never connected to this one does not know where this one listens.
     """
 
     def __init__(self, config: NetworkConfig) -> None:
@@ -28,8 +28,8 @@ class PeerContacts:
     def note(self, session: Any) -> None:
         """Remember the peers at the other ends of the links that this node opened.
 
-        A link that the other side opened ends at a port where it does not listen. Such links are recognized by our own
-        listening port, which must be known for that.
+        On a link that the other side opened, its port is not its listening port. Such links are recognized by our own
+        listening port, which must therefore be known.
         """
         if self._config.mode == "client" or not self._ports or "0" in self._ports:
             return
@@ -44,5 +44,5 @@ class PeerContacts:
         found = [endpoint for endpoint, (name, _) in self._known.items() if name not in denied]
         try:
             return replace(config, connect=tuple(dict.fromkeys([*config.connect, *found])))
-        except ConfigError:  # an address that only Zenoh can write, such as one with the name of an interface
+        except ConfigError:  # an address in a form that only Zenoh uses, such as one with an interface name
             return config

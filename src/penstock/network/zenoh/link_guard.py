@@ -1,16 +1,16 @@
-"""LinkGuard: keeps connections away that would keep members out, and closes links that no member should have.
+"""LinkGuard: closes connections that would keep members out, and links that no member should have.
 
-Zenoh takes a connection before it knows whose it is, and lets nobody in for a tenth of a second after each one that fails: some
-hundred idle connections of an outsider that end together close the port for half a minute. It also takes every certificate that
-is valid for TLS, and has no means to close one link. But the sockets belong to this process. The guard finds them among its file
-descriptors, and works on duplicates:
+Zenoh accepts a connection before it knows whose it is, and accepts no other for a tenth of a second after each one that fails:
+a few hundred idle connections of an outsider that end together close the port for half a minute. It also accepts every
+certificate that is valid for TLS, and cannot close a single link. But the sockets belong to this process. The guard finds them
+among its file descriptors, and works on duplicates:
 
-- The system hands over a connection only when its first bytes have come. Silent ones never reach Zenoh.
-- Of others that do not become a link, the oldest are closed one by one, slowly enough for members to get in between.
+- The system hands over a connection only once its first bytes have arrived. Silent ones never reach Zenoh.
+- Of others that do not become a link, the oldest are closed one by one, slowly enough for members to connect in between.
 - A link that should not be open is shut down; to Zenoh it looks as if the other side had closed it.
 
-QUIC has one socket for all links, and Windows no list of descriptors: there the guard has no effect, and what holds is Zenoh's
-own time-outs and access control.
+QUIC has one socket for all links, and Windows no list of descriptors: there the guard has no effect, and only Zenoh's own
+time-outs and access control apply.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 DESCRIPTORS = "/dev/fd"
-MAX_PENDING = 32  # connections without a link that may stay
+MAX_PENDING = 32  # pending connections (without a link) that may stay
 MIN_AGE_S = 2.0  # a younger connection may still become a link
-DEFER_S = 300  # that the system keeps a silent connection to itself
+DEFER_S = 300  # for which the system holds back a silent connection
 MAX_LINKS_PER_CERTIFICATE = 8  # a node has one, or two for a moment
 CHECK_INTERVAL_S = 1.0
-BUSY_INTERVAL_S = 0.2  # while there are too many connections without a link: then one of them is closed with each check
+BUSY_INTERVAL_S = 0.2  # while too many connections are pending: each check closes one
 
 
 class TcpConnection(NamedTuple):
@@ -43,7 +43,7 @@ class TcpConnection(NamedTuple):
 
 
 class LinkGuard:
-    """ports: where this node listens, as far as known: pending connections are closed there only.
+    """ports: where this node listens, as far as known. Only their pending connections are closed.
 
     denied: common names of certificates that may have no link.
     """
@@ -59,7 +59,7 @@ class LinkGuard:
         self._linked: dict[tuple[str, str], None] = {}  # locators of links, in the order in which they were first seen
 
     def defer_silent(self) -> None:
-        """Tell the system to keep silent connections at our ports to itself. Call it when Zenoh listens."""
+        """Make the system hold back silent connections to our ports. Call this once Zenoh listens."""
         if sys.platform != "linux":
             return
         for sock in _sockets():
@@ -90,7 +90,7 @@ class LinkGuard:
         return BUSY_INTERVAL_S if closed or len(waiting) > MAX_PENDING else CHECK_INTERVAL_S
 
     def choose(self, pending: Collection[TcpConnection], now: float) -> TcpConnection | None:
-        """Return the pending connection to close: the oldest of the address that has most, if there are too many."""
+        """If too many connections are pending, return the one to close: the oldest from the address that has the most."""
         if len(pending) <= MAX_PENDING:
             return None
         counts = Counter(one.remote[0] for one in pending)
@@ -98,7 +98,7 @@ class LinkGuard:
         return min(old, key=lambda one: (-counts[one.remote[0]], self._seen[one.inode]), default=None)
 
     def _unwanted(self, links: dict[tuple[str, str], str]) -> set[tuple[tuple[str, int], tuple[str, int]]]:
-        """Return the ends of links with a denied certificate, and of those beyond what one certificate may have."""
+        """Return the ends of links with a denied certificate, and of a certificate's links beyond its limit."""
         unwanted, counts = set(), Counter[str]()
         for key in self._linked:
             name = links[key]
@@ -130,7 +130,7 @@ class LinkGuard:
 def _sockets(skip: Callable[[int], bool] = lambda inode: False) -> Iterator[socket.socket]:
     """Yield a duplicate of each socket of this process, unless its inode is to be skipped. The caller closes it.
 
-    Zenoh may close a descriptor at any time, and get another socket with the same number. A duplicate stays what it is.
+    Zenoh can close a descriptor at any time, and the number may then belong to another socket. A duplicate stays valid.
     """
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(DESCRIPTORS):

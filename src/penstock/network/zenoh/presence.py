@@ -35,7 +35,7 @@ EVENTS_DEPTH = 1024
 ANSWER_TIMEOUT_S = 2.0
 SUBSCRIBER_TIMEOUT_S = 2.0  # for the inbox of a node that has just appeared
 SUBSCRIBER_TTL_S = 0.05  # what is published just after a subscriber left is lost on the way anyhow
-CLOSE_TIMEOUT_S = 2.0  # with a frozen peer and a full wire, Zenoh takes ten seconds to close
+CLOSE_TIMEOUT_S = 2.0  # with a frozen peer and a full wire, closing Zenoh takes ten seconds
 MAX_EPOCH = 1 << 63
 
 logger = logging.getLogger("penstock.network")
@@ -120,7 +120,7 @@ class Presence:
         thread.start()
 
     def _guard_turns(self) -> Iterator[None]:
-        """Yield whenever the links should be checked: now and then, and when one was added."""
+        """Yield whenever the links should be checked: periodically, and when one was added."""
         while not self._ended.is_set():
             self._guard_now.wait(self._guard_wait)
             self._guard_now.clear()
@@ -141,7 +141,7 @@ class Presence:
         listener.on_sealed(sender, stream, Sealed(envelope, sample.payload.to_bytes()))
 
     def _on_query(self, query: Query, listener: PresenceListener) -> None:
-        with query:  # leaving it tells the asker that no more answers come
+        with query:  # leaving it signals that no more answers come
             answer = listener.on_question(query.payload.to_bytes() if query.payload is not None else b"")
             if answer is not None:
                 address, asker = self._address, str(query.key_expr).rpartition("/")[2]
@@ -202,7 +202,7 @@ class Presence:
             payload=question,
             target=QueryTarget.ALL,
             consolidation=ConsolidationMode.NONE,
-            priority=Priority.REAL_TIME,  # the answer's too: both would wait for ever behind DATA
+            priority=Priority.REAL_TIME,  # also for the answer: at lower priority, both could wait for ever behind DATA
             timeout=ANSWER_TIMEOUT_S,
         )
 
@@ -276,10 +276,10 @@ def _key_of(stream: Stream) -> str:
 
 
 def _publisher_options(stream: Stream) -> dict[str, Any]:
-    """Drop nothing, and send each message at once instead of in batches.
+    """Options of a stream: drop nothing, and send each message at once instead of in batches.
 
-    Zenoh's priorities are strict, and it closes a link on which a message has waited for too long, also if the link was busy with
-    others. DATA and BULK share one, therefore.
+    Zenoh's priorities are strict, and it closes a link on which a message has waited too long, even if the link was busy with
+    others. So DATA and BULK share a priority.
     """
     from zenoh import CongestionControl, Priority, Reliability
 

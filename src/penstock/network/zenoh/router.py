@@ -39,7 +39,7 @@ from penstock.network.zenoh.presence import Address, Presence
 from penstock.network.zenoh.session import check_certificates, open_session
 
 LINK_TIMEOUT_S = 1.0  # for the first link of a starting node, before it checks whether its name is free
-GOSSIP_DELAY_S = 0.3  # ... and for the links that follow from it
+GOSSIP_DELAY_S = 0.3  # ... and for the links to nodes learnt through it
 CHECK_INTERVAL_S = 1.0  # between checks for unanswered questions, unacknowledged records, revocations, expired certificates
 REOPEN_INTERVAL_S = 0.2  # between attempts to open a port that our own last session may still hold
 
@@ -170,8 +170,8 @@ class ZenohRouter:
     def _claim_name(self, presence: Presence) -> None:
         """Raise if another live node has this name.
 
-        A token of this name may be left over from a crash, and then vanishes within the lease, or be made up by a hostile
-        member. Only a node that answers has the name.
+        A token of this name can be left over from a crash, until its lease ends, or made up by a hostile member. Only a node
+        that answers has the name.
         """
         deadline = time.monotonic() + self._config.lease_ms / 1000 + 1.0
         while presence.is_announced(self._node_id) and not self._closing.is_set():
@@ -191,7 +191,7 @@ class ZenohRouter:
         return self._revoked_names() != self._denied_at_open
 
     def _accepts(self, node: str, epoch: int, answer: bytes) -> bool:
-        """Whether this is a valid answer of that node and epoch. No answer, however odd, may keep this node from starting."""
+        """Whether this is a valid answer of that node and epoch. No malformed answer may keep this node from starting."""
         try:
             self._directory.accept_answer(node, epoch, answer)
         except PenstockError as error:

@@ -17,9 +17,9 @@ MAX_ZENOH_MESSAGE_BYTES = 1 << 21  # more than a greeting with all that belongs 
 RECEIVE_BUFFER_BYTES = 1 << 20
 SEND_QUEUE_BATCHES = 16  # of 64 KiB, Zenoh's maximum; with its default of 2 a message of 1.2 MB takes 1.5 times as long
 CONNECT_RETRY = {"period_init_ms": 200, "period_max_ms": 4000, "period_increase_factor": 1.5}  # after a link was lost
-HANDSHAKE_TIMEOUT_MS = 60_000  # for TLS. Zenoh lets nobody in for 100 ms after each that fails, so the LinkGuard spreads them out
+HANDSHAKE_TIMEOUT_MS = 60_000  # for TLS. Zenoh admits nothing for 100 ms after each that fails, so the LinkGuard spreads them out
 ACCEPT_TIMEOUT_MS = 4000  # for its own handshake, which follows
-MAX_ACCEPTING = 500  # of its own at a time; Zenoh closes further connections at once, also those of members
+MAX_ACCEPTING = 500  # pending at a time; Zenoh closes further ones at once, even from members
 CLIENT_TIMEOUT_MS = 1000  # per attempt; Zenoh does not retry in the background for clients
 ACL_MESSAGES = [  # all kinds that Zenoh's access control knows
     "put",
@@ -112,7 +112,7 @@ def session_settings(config: NetworkConfig, denied: Collection[str] = ()) -> dic
 
 
 def _with_timeout(endpoint: str) -> str:
-    """Add what Zenoh has only as an option of an endpoint. Other nodes do not see it."""
+    """Add the time-out, which Zenoh has only as an option of an endpoint. Other nodes do not see it."""
     return f"{endpoint}#tls_handshake_timeout_ms={HANDSHAKE_TIMEOUT_MS}" if endpoint.startswith("tls/") else endpoint
 
 
@@ -151,7 +151,7 @@ def listen_endpoints(config: NetworkConfig) -> list[str]:
 
 
 def check_certificates(config: NetworkConfig) -> None:
-    """Raise ConfigError for certificate files that cannot be used: Zenoh would retry for ever without a word."""
+    """Raise ConfigError for certificate files that cannot be used: Zenoh would retry for ever without logging anything."""
     if config.ca_file is None or config.certificate_file is None or config.key_file is None:
         return
     try:

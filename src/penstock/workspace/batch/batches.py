@@ -4,7 +4,7 @@ batches/ID/
   input.jsonl    the requests, one on each line       } never changed
   batch.json     the settings of the batch            }
   results.jsonl  the journal: how each line ended
-  cancel         an empty file: the batch is to be cancelled
+  cancel         an empty file: cancellation was requested
   end.json       how it ended; once it is whole, the batch is over
 """
 
@@ -35,7 +35,7 @@ from penstock.workspace.store.usage import BATCH_END, BATCH_REQUEST, StoredItem
 INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", BATCH_REQUEST, "cancel", BATCH_END
 MAX_WINDOW_S = 30 * DAY
 MAX_REQUEST_BYTES = 1 << 14  # of batch.json: its metadata has up to 9 kB
-MAX_CACHED_JOURNALS = 1000  # others are read again from their beginning
+MAX_CACHED_JOURNALS = 1000  # others are reread from the start
 
 
 class BatchStatus(StrEnum):

@@ -24,7 +24,7 @@ Refusal = Callable[[Mapping[str, str]], tuple[int, Mapping[str, Any]]]
 """Turns the record of an error into the status and the body that the API would answer with."""
 
 REQUEST_ID_CHARS = 32
-FILES = {"output": True, "errors": False}  # the output files: whether each holds the lines that are done, or the others
+FILES = {"output": True, "errors": False}  # for each output file: whether it holds the lines that are done (True) or the others
 
 
 @dataclass(frozen=True, slots=True)

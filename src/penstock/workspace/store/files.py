@@ -20,7 +20,7 @@ MAX_PROMPT_BYTES = 16 << 20
 MAX_RECORD_BYTES = 4 << 20  # request.json or usage.json
 MAX_RESULT_BYTES = 64 << 20
 BLOCK_BYTES = 4096  # files take whole blocks, and so does the folder around them
-MAX_NUMBER = 1e15  # for times in seconds and sizes in bytes: below this, floats are exact to the millisecond
+MAX_NUMBER = 1e15  # limit for times in seconds and sizes in bytes: floats below it are exact to the millisecond
 
 
 class Place(StrEnum):

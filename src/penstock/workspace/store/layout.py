@@ -83,14 +83,14 @@ class Workspace(Places):
                     put_file(disk, self._folders[Place.KEYS], key, f"{job_id}\n".encode())
                     disk.sync(self._folders[Place.KEYS])
             finally:
-                held.release()  # before it is visible, or a fast server would find it locked
+                held.release()  # release before it becomes visible, or a fast server would find it locked
             disk.move(job_id, self._folders[Place.WRITING], self._folders[place])
             moved = True
             self.sync_submits(place)
         except OSError as error:
             self._undo_put(job_id, place, moved)
             raise to_workspace_error(self.path, error, NOT_SUBMITTED) from error
-        except Exception:  # of what makes the data
+        except Exception:  # raised by the function that writes the data
             self._undo_put(job_id, place, moved)
             raise
         return job_id
@@ -118,7 +118,7 @@ class Workspace(Places):
         raise WorkspaceError(f"No free id was found in {self.path}.", hint="Is the clock of this machine standing still?")
 
     def _undo_put(self, job_id: str, place: Place, moved: bool) -> None:
-        """Remove what `_put` left before an error: the client is told that nothing was submitted."""
+        """Remove what `_put` left before an error: the client gets an error that says nothing was submitted."""
         if moved:
             with self.holding(job_id, place) as held, suppress(OSError):
                 if held is None:

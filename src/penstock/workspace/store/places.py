@@ -63,7 +63,7 @@ class Places:
         self._open = list(self._folders.values())
         self.close = weakref.finalize(self, _close, self._open)
         self.opened = 1
-        self.usage = DiskUsage(weakref.proxy(self))  # in a circle, the folders would stay open for longer
+        self.usage = DiskUsage(weakref.proxy(self))  # a reference cycle would keep the folders open for longer
 
     def reopen(self) -> None:
         """Switch to what is at the path now, after the folder was removed or replaced; `opened` counts this. The old folders

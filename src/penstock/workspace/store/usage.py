@@ -24,9 +24,9 @@ from penstock.workspace.store.kept_jobs import KeptJobs
 if TYPE_CHECKING:
     from penstock.workspace.store.places import Places
 
-REFRESH_INTERVAL_S = 1.0  # between two looks at the disk before something is refused
+REFRESH_INTERVAL_S = 1.0  # between two reads of the disk before a refusal
 TOTALS_INTERVAL_S = 60.0
-RETRY_AFTER_S = 10  # for a batch more; when one will end is unknown
+RETRY_AFTER_S = 10  # when the batch limit is reached; it is unknown when one will end
 UPLOAD_RECORD, RESPONSE_OWNER, BATCH_REQUEST = "file.json", "owner.json", "batch.json"
 OWNER_FILES = {Place.FILES: UPLOAD_RECORD, Place.RESPONSES: RESPONSE_OWNER, Place.BATCHES: BATCH_REQUEST}
 BATCH_JOURNAL, BATCH_END = "results.jsonl", "end.json"
@@ -153,14 +153,14 @@ class DiskUsage:
             self._kept.pop(owner, None)
 
     def forget(self, place: Place, names: Iterable[str]) -> None:
-        """Count no longer what was removed."""
+        """Stop counting what was removed."""
         with self._lock:
             for name in names:
                 self._drop(place, name)
 
     def names(self, place: Place, owner: str | None) -> list[str]:
-        """What an owner has at a place; what all have, while nothing was counted. What other processes have changed in the last
-        second may be missing."""
+        """Names of an owner's items at a place; of all items while nothing has been counted. Changes by other processes in the
+        last second may be missing."""
         with self._lock:
             if not self._opened:
                 return self._places.names(place)

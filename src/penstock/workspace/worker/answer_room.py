@@ -15,7 +15,7 @@ from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.usage import DiskUsage
 
 COPIES = 2  # of the answer to a line: in the job or an output file, and in the journal
-OUTPUT_LINE_BYTES = 256  # that a line takes more in an output file than in the journal, at most
+OUTPUT_LINE_BYTES = 256  # at most this much longer in an output file than in the journal
 
 # What an answer may take, as JSON: for each token, each alternative to it with its log-probability, and each embedding.
 TOKEN_BYTES, LOGPROB_BYTES, EMBEDDING_BYTES = 8, 100, 1 << 16
@@ -24,8 +24,8 @@ TOKEN_FIELDS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 def answer_bytes(body: Mapping[str, Any]) -> int:
-    """What the answer to a line may take on the disk, with its copies. An estimate, since the model is not asked: a request for
-    many log-probabilities takes a thousand times its own size. What is longer is kept only if it fits."""
+    """Estimate the disk space of a line's answer, with its copies, without asking the model: the answer to a request for many
+    log-probabilities is a thousand times its size. A longer answer is stored only if it fits."""
     tokens = next((_number(body[name], MAX_TOKENS) for name in TOKEN_FIELDS if body.get(name) is not None), DEFAULT_TOKENS)
     alternatives = max(_number(body.get(name), MAX_ALTERNATIVES) for name in ("logprobs", "top_logprobs"))
     inputs = body.get("input")
@@ -35,29 +35,29 @@ def answer_bytes(body: Mapping[str, Any]) -> int:
 
 
 def _number(value: object, maximum: int) -> int:
-    """A number of a body that was not checked yet."""
+    """Read a number from a body that has not been checked yet."""
     return min(int(value), maximum) if isinstance(value, int) and value > 0 else 0
 
 
 def within_room(fact: Mapping[str, Any], set_aside: int, free: int | None) -> tuple[Mapping[str, Any], int | None]:
-    """A fact about the end of a line, or a refusal if the journal and the output file must not hold it; and what is left then.
+    """Return a line's outcome, or a refusal if the journal and the output file have no room for it; and the bytes then left.
 
-    set_aside: bytes for the line, with its job, that `free` does not have.
-    free: what the owner has left; None for no limit."""
+    set_aside: bytes already reserved for the line and its job, not part of `free`.
+    free: bytes the owner has left; None for no limit."""
     if free is None:
         return fact, None
     more = COPIES * entry_bytes(fact) + OUTPUT_LINE_BYTES - set_aside
     if more <= max(0, free):
         return fact, free - more
     error = StorageLimit(
-        f"The answer takes {more} bytes more than was set aside for it, and this key has {max(0, free)} left on the disk.",
+        f"The answer takes {more} bytes more than was reserved for it, and this key has {max(0, free)} left on the disk.",
         hint="Delete files or batches that have ended, or ask for less: fewer tokens, answers or log-probabilities.",
     )
     return {**{name: fact[name] for name in ("n", "custom_id", "job")}, "refused": error_record(error)}, free
 
 
 class AnswerRoom:
-    """Room for the answer of one job. For a line of a batch its estimate is set aside; more must fit what is left."""
+    """Room for the answer of one job. For a line of a batch, its estimate is reserved; anything beyond must fit what is left."""
 
     def __init__(self, usage: DiskUsage, request: WorkRequest, prompt: str) -> None:
         self._usage = usage

@@ -52,10 +52,10 @@ Accepts = Callable[[str | None], bool]
 
 
 class BatchRun:
-    """Call `open`, then `step` until `over`. After an error, close it and continue with a new one, made from the disk.
+    """One batch in progress. Call `open`, then `step` until `over`. After an error, close it and make a new one from disk.
 
-    Raises BadJob if the folder is no batch. Lines for models that are not served here become jobs too, since other servers may
-    share the workspace; they are counted apart from those that can run here."""
+    Raises BadJob if the folder is not a batch. Lines for models that are not served here become jobs too, since other servers may
+    share the workspace; they are counted separately."""
 
     def __init__(
         self, workspace: Workspace, held: HeldJob, refusal: Refusal, is_wanted: IsWanted, vet: Vet, accepts: Accepts
@@ -82,7 +82,7 @@ class BatchRun:
         self._closing: Fact | None = None
         self._jobs: dict[int, LineJob] = {}  # lines that are jobs now
         self._waiting: list[int] = []  # lines that are not jobs yet, the first at the end
-        self._parked: dict[str | None, deque[int]] = {}  # the same, by model, once we know that there is no room for that model
+        self._parked: dict[str | None, deque[int]] = {}  # likewise, by model, for models found to have no room
         self._cancelled_jobs: set[str] = set()
         self.why_waiting: str | None = None  # why its next line cannot become a job now
 
@@ -239,7 +239,7 @@ class BatchRun:
             n = self._waiting[-1]
             line = self._lines.line(n)
             size, least = self._bytes_of(n, line), job_bytes(self._lines.length(n))
-            if free is not None and free < (size if self._jobs else least):  # alone, it may turn out to be shorter
+            if free is not None and free < (size if self._jobs else least):  # a lone line may prove shorter
                 self.why_waiting = f"This key has {max(0, free)} bytes left on the disk, and line {n + 1} may take {size}."
                 break
             try:
@@ -263,7 +263,7 @@ class BatchRun:
         return submitted or bool(refused)
 
     def _bytes_of(self, n: int, line: BatchLine) -> int:
-        """What a line may take as a job, with its answer."""
+        """Estimate the bytes of a line as a job, with its answer."""
         return job_bytes(self._lines.length(n)) + answer_bytes(line.body)
 
     def _count_jobs(self) -> Counter[bool]:
@@ -373,8 +373,8 @@ class BatchRun:
         )
 
     def _decide(self) -> Fact:
-        """Decide the status and the ids of the output files, and note them; the last decision counts. A batch that was cancelled
-        after its last line had ended is complete."""
+        """Decide the status and the ids of the output files, and journal them; the last decision counts. A batch cancelled after
+        its last line had ended is complete."""
         status = self._cancellation.status if self._cancellation is not None and self._results.lost else BatchStatus.COMPLETED
         closing = {"closing": status, "at": round(time.time(), 3), **self._results.names(self._closing or {})}
         self._note([closing])
@@ -397,7 +397,7 @@ class BatchRun:
         )
 
     def _record_usage(self) -> None:
-        """Count what it takes: its jobs and its output as well, until they are files."""
+        """Count the batch's disk usage, including its jobs and its output until they are files."""
         more = sum(job.bytes for job in self._jobs.values()) + OUTPUT_LINE_BYTES * len(self._results)
         self._workspace.usage.reread(Place.BATCHES, self.batch_id, more=0 if self.over else more)
 

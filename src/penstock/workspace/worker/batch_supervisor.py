@@ -37,7 +37,7 @@ MAX_OPEN_BATCHES = 64  # each keeps files open; the others wait for their turn
 class BatchSupervisor:
     """Works on its own thread between `start` and `stop`; `turn` and `refill` may be called from any thread.
 
-    room: how many jobs all its batches together may have; but each may have at least one, and each owner half of its share.
+    room: maximum number of jobs of all batches; yet each batch may have at least one, and each owner half of its share.
     is_wanted: whether an owner's batches should still run.
     vet: raises KeyForbids for a model that an owner may not use.
     accepts: whether a model is served here."""
@@ -65,7 +65,7 @@ class BatchSupervisor:
         self._yielded_in_turn: dict[str, int] = {}  # the turn in which a batch gave way to others
         self._turns = 0
         self._waiting = 0  # batches that found no place in the last turn
-        self._waiting_owners: set[str | None] = set()  # those of these batches
+        self._waiting_owners: set[str | None] = set()  # the owners of these batches
         self._owners: dict[str, str | None] = {}  # of batches that have waited for a place
         self._changed = False  # since the last call of `refill`
         self._disk_errors: list[Exception] = []  # in this turn
@@ -96,7 +96,7 @@ class BatchSupervisor:
             return self._turn()
 
     def why_waiting(self, batch_id: str) -> str | None:
-        """Why no further line of a batch that we work on becomes a job now; None if nothing keeps it."""
+        """Why the next line of one of our batches cannot become a job now; None if nothing prevents it."""
         run = self._runs.get(batch_id)
         return None if run is None else run.why_waiting
 
@@ -168,7 +168,7 @@ class BatchSupervisor:
         return changed
 
     def _to_yield(self, idle: set[str]) -> list[str]:
-        """The batches that give way to others: idle ones; if there is none and an owner has no place at all, the last of the
+        """The batches that give way to others: idle ones, or if there are none and some owner has no place, the last batch of the
         owner with the most places."""
         found = [batch_id for batch_id in self._runs if batch_id in idle][: self._waiting]
         places = Counter(run.owner for run in self._runs.values())
@@ -200,8 +200,8 @@ class BatchSupervisor:
             raise
 
     def _step(self, run: BatchRun) -> bool:
-        """Let a batch use half of the room that the others leave: so a new one finds some, and shares even out. Each owner has
-        its share of the room too, so that the many batches of one leave the others more than a line."""
+        """Let a batch use half of the room that the others leave, so that new ones find some, and shares even out. Each owner
+        also has its share of the room, so that one owner's many batches leave others more than a line."""
         others = [other for other in self._runs.values() if other is not run]
         share = self._room // len({run.owner, *(other.owner for other in others)})
         free = max(
@@ -219,7 +219,7 @@ class BatchSupervisor:
     # ---- taking batches ----
 
     def _take_batches(self) -> None:
-        """Take batches that are not taken yet: those first whose owner has no place, then those that have waited longest."""
+        """Take new batches: first of owners without a place, then those that have waited longest."""
         names, now, self._waiting = set(self._workspace.names(Place.BATCHES)), time.monotonic(), 0
         self._over &= names
         for known in (self._retry_at, self._yielded_in_turn, self._owners):

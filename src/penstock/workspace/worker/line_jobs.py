@@ -1,4 +1,4 @@
-"""The jobs that lines of a batch become: finding them again, and what their ends mean for the journal."""
+"""The jobs that lines of a batch become: finding them again, and journaling how they ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LineJob(NamedTuple):
 
 
 def job_bytes(line: int) -> int:
-    """What the job of a line with so many bytes takes on the disk, before it has an answer."""
+    """Bytes on disk of the job of a line this long, before it has an answer."""
     return footprint(line, REQUEST_BYTES)
 
 
@@ -39,7 +39,7 @@ def request_of(workspace: Workspace, job: str, batch_id: str) -> WorkRequest | N
 
 
 def outcome_of(flow: Flow, job: str, cancellation: Cancellation | None) -> dict[str, Any]:
-    """How the journal records the end of a job."""
+    """Return the journal's record of how a job ended."""
     try:
         result = flow.get(job)
         if result.done:

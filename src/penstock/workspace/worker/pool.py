@@ -28,8 +28,8 @@ SCAN_INTERVAL_S = 2.0  # of the whole queue, and of jobs of dead servers
 SWEEP_INTERVAL_S = 600.0
 LOGGED_FACTS = ("model", "seconds", "completion_tokens", "resumed_tokens")  # of a job that ended
 MISSED_RETRY_S = 0.05  # for a job that another process held
-PROBATION_S = 60.0  # after a job did not fit its owner's limits: for so long its jobs begin one at a time
-STOP_TIMEOUT_S = 1.0  # for the engine to let go of jobs when the server stops
+PROBATION_S = 60.0  # after a job exceeded its owner's limits, the owner's jobs begin one at a time for this long
+STOP_TIMEOUT_S = 1.0  # for the engine to release jobs when the server stops
 DISK_WIDE_ERRNOS = (*TRANSIENT_ERRNOS, errno.EIO, errno.EROFS)  # these concern all jobs
 
 
@@ -91,7 +91,7 @@ class Pool:
         self.failed = 0
 
     def describe(self) -> dict[str, int]:
-        """Numbers of the jobs that wait and run, and of those that have ended here."""
+        """Count the jobs that wait and run, and those that have ended here."""
         return {"queued": len(self._scanner), "running": len(self._running), "done": self.done, "failed": self.failed}
 
     def why_paused(self, owner: str | None) -> str | None:
@@ -296,8 +296,8 @@ class Pool:
         return self._runner.accepts(model) and self._runner.ready(model)
 
     def _has_room(self, waiting: Waiting) -> bool:
-        """Whether a job can be taken. Two kinds may exceed the limit, up to twice: one with a higher priority than a running job,
-        and one with the same of an owner that has less than its share, so that it need not wait for slow jobs of another."""
+        """Whether a job can be taken. Two kinds may exceed the limit, up to twice: jobs with a higher priority than a
+        running one, and jobs with equal priority of an owner below its share, which need not wait for slow jobs of another."""
         if waiting.owner in self._paused and not self._may_try(waiting.owner):
             return False
         if len(self._running) < self._max_running:
@@ -323,7 +323,7 @@ class Pool:
                 self._count(JobEnd(waiting.job_id, ended is Place.OUTPUT, {}))
                 return None
             suspect = self._workspace.is_suspect(held)
-            if suspect and len(self._running):  # it has become one since we read its request
+            if suspect and len(self._running):  # it became a suspect after we read its request
                 self._workspace.give_back(held)
                 self._scanner.refresh([waiting.job_id])
                 return None
@@ -385,7 +385,7 @@ class Pool:
                 case JobFinished(job_id, Requeue() as requeue):
                     self._scanner.refresh([job_id])
                     if not requeue.suspect:
-                        self._no_claims_before = time.monotonic() + RETRY_DELAY_S  # what sent it back may last a while
+                        self._no_claims_before = time.monotonic() + RETRY_DELAY_S  # its cause may persist
                 case JobRemoved(job_id):
                     self._block(job_id, FileExistsError(errno.EEXIST, "it was removed, or another job has its id"))
                 case WriteFailed(error):

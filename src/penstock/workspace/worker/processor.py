@@ -87,17 +87,17 @@ class Processor:
         self._output = _Output()
         self._task: Task | None = None
         self._room: AnswerRoom | None = None
-        self._aborted = threading.Event()  # for what prepares it
+        self._aborted = threading.Event()  # passed to the code that prepares it
         self._transcript: Transcript | None = None
         self._cancel: Callable[[], None] | None = None
         self._resumed = 0  # tokens of an earlier run
-        self._to_skip = 0  # of those, how many updates still repeat
+        self._to_skip = 0  # how many of those the updates still have to repeat
         self._started = self._next_sync = time.monotonic()
         self._verdict: Outcome | Requeue | None = None
         self._stopping = False
         self._cancelled = False
         self._has_text = False
-        self.begun = False  # `begin` is through
+        self.begun = False  # `begin` has finished
         self.first_text_unsaved = False  # a client may be waiting for it
         self.ended = False  # the last update has come, or there will be none: call `end`
 

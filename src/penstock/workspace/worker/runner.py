@@ -57,7 +57,7 @@ class Task(Protocol):
 
     @property
     def fingerprint(self) -> bytes:
-        """A 16-byte hash of all that the answer depends on but the seed. Tokens with another fingerprint cannot be continued."""
+        """A 16-byte hash of what the answer depends on, except the seed. Tokens with another fingerprint cannot be continued."""
 
     @property
     def seed(self) -> int | None:

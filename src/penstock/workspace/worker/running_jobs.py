@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 0.2  # between two writes of a job's new tokens
 RETRY_DELAY_S = 1.0  # after a failed write
-MAX_WRITE_FAILURES = 10  # in a row, for a job that has ended; a full disk is waited for without a limit
-WRITER_THREADS = 4  # what they sync at the same time, the file system writes together
+MAX_WRITE_FAILURES = 10  # in a row, for a job that has ended; for a full disk there is no limit
+WRITER_THREADS = 4  # concurrent syncs share a write of the file system
 
 
 class JobFinished(NamedTuple):
@@ -58,10 +58,10 @@ class _Running:
 
 
 class RunningJobs:
-    """Belongs to one thread, but for the worker threads inside, which end with the context.
+    """For use on one thread; its worker threads end with the context.
 
     wake: called from any thread when `poll` should be called soon.
-    max_jobs: each has a thread to begin on: a long prompt must not delay the saving of others, nor a slow grammar their begin."""
+    max_jobs: each can begin on its own thread: a long prompt must not delay saving other jobs, nor a slow grammar their start."""
 
     def __init__(self, wake: Callable[[], None], max_jobs: int) -> None:
         self._wake = wake
@@ -102,7 +102,7 @@ class RunningJobs:
         return Counter(job.owner for job in self._running.values())
 
     def is_beginning(self, owner: str | None) -> bool:
-        """Whether a job of this owner was taken, and it is not known yet whether it runs."""
+        """Whether a job of this owner was taken but has not started to run yet."""
         return any(job.owner == owner and (job.processor.ended or not job.processor.begun) for job in self._running.values())
 
     def add(self, processor: Processor, priority: int, owner: str | None) -> None:
@@ -120,7 +120,7 @@ class RunningJobs:
         return job is not None
 
     def poll(self) -> Iterator[JobEvent]:
-        """Start the file work that is due, and yield what the work that has finished led to. Must be exhausted."""
+        """Start the file work that is due, and yield the events of finished work. Must be exhausted."""
         now = time.monotonic()
         for job_id, job in list(self._running.items()):
             if job.busy is not None:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_STEP_MS, WATCH_DEBOUNCE_MS = 10, 20  # a burst of new jobs is reported together, soon after its first
 READ_BUDGET_S = 0.05  # for one call of `read_new_jobs`
-SUSPECT_DELAY_S = 60.0  # a suspect lets others go first for so long: it must run in isolation, and delays all
+SUSPECT_DELAY_S = 60.0  # a suspect lets others go first for this long: it runs in isolation, which delays all
 
 Urgency = tuple[int, bool, float, tuple[int, int, int]]
 _QueueKey = tuple[str | None, str | None]  # model and owner
@@ -60,7 +60,7 @@ class Waiting:
 
 
 class Scanner:
-    """Belongs to one thread, but for its watcher thread, which calls `wake` when something may have changed."""
+    """For use on one thread; its watcher thread calls `wake` when something may have changed."""
 
     def __init__(self, workspace: Workspace, wake: Callable[[], None]) -> None:
         self._workspace = workspace
@@ -101,7 +101,7 @@ class Scanner:
         self._log_strays(set(strays))
 
     def read_new_jobs(self, seconds: float = READ_BUDGET_S) -> None:
-        """Read the requests of new jobs, for so many seconds: there may be a great many, and running jobs must not wait."""
+        """Read the requests of new jobs, for a limited time: there can be very many, and running jobs must not wait."""
         with self._lock:
             self._unread |= self._new_jobs
             self._new_jobs = set()
@@ -197,7 +197,7 @@ class Scanner:
         return queue
 
     def _read(self, job_id: str) -> Waiting | None:
-        """Read what decides a job's turn. A job with a bad request gets its turn too: the Processor reports what is wrong."""
+        """Read what orders a job in the queue. A bad request is queued too: the Processor reports what is wrong with it."""
         try:
             folder = self._workspace.open_folder(job_id, Place.READY)
         except OSError as error:

@@ -32,7 +32,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
-    "cache-control": "no-cache",  # ask again each time; what has not changed is not sent again
+    "cache-control": "no-cache",  # revalidate each time; unchanged files are not sent again
 }
 
 

@@ -32,7 +32,7 @@ STREAM = Parameter("stream", Literal["true", "false"], "false answers with one s
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON merge patch (RFC 7396) that makes `after` out of `before`. Neither may contain None."""
+    """The JSON merge patch (RFC 7396) that turns `before` into `after`. Neither may contain None."""
     patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
     for name, value in after.items():
         old = before.get(name)
@@ -46,7 +46,7 @@ class LiveEvents:
     """Used on the event loop only.
 
     gather: reads the state of all keys.
-    hosted: whose rates are measured.
+    hosted: the models whose rates are measured.
     is_current: whether a key is valid and its limits are unchanged; otherwise its streams end.
     draining: whether the server is about to stop, which ends all streams.
     """
@@ -72,7 +72,7 @@ class LiveEvents:
         self._gathered: Gathered | None = None
         self.number = 0  # of the newest state
         self._time = 0.0
-        self._frames: dict[tuple[Caller, int], bytes] = {}  # of the newest state, by who sees it and the state before
+        self._frames: dict[tuple[Caller, int], bytes] = {}  # of the newest state, by caller and number of its previous state
         self._views: dict[Caller, LiveState] = {}  # of the newest state
         self._changed = asyncio.Condition()
         self._ticker: asyncio.Task[None] | None = None
@@ -102,7 +102,7 @@ class LiveEvents:
             return json_reply(self._snapshot(caller))
         if self._watchers[caller.owner] >= MAX_WATCHERS:
             raise KeyLimit(
-                f"{MAX_WATCHERS} clients with this key watch already, which is the limit.",
+                f"{MAX_WATCHERS} clients with this key are already watching; more are not allowed.",
                 retry_after=1,
                 hint="Close one of them.",
             )
@@ -113,7 +113,7 @@ class LiveEvents:
         return self._ticker is not None
 
     def enter(self, caller: Caller) -> None:
-        """Count a watcher in. The first one starts the clock."""
+        """Add a watcher. The first one starts the ticker."""
         self._watchers[caller.owner] += 1
         if self._ticker is None:
             self._refresh()
@@ -131,12 +131,12 @@ class LiveEvents:
             self._views.clear()
 
     async def newer(self, number: int) -> None:
-        """Wait for a state after this one."""
+        """Wait for a state newer than `number`."""
         async with self._changed:
             await self._changed.wait_for(lambda: self.number > number)
 
     def view(self, caller: Caller) -> LiveState:
-        """What a caller sees of the newest state."""
+        """The part of the newest state that a caller may see."""
         assert self._gathered is not None
         if caller not in self._views:
             self._views[caller] = self._gathered.seen_by(caller, self._canonical)
@@ -183,7 +183,7 @@ class LiveEvents:
 
 
 class EventsResponse(Response):
-    """Sends the newest state whenever the client has taken the one before. The connection drops clients that take nothing."""
+    """Sends the newest state each time the client has read the previous one. The connection drops clients that do not read."""
 
     def __init__(self, events: LiveEvents, caller: Caller) -> None:
         self._events = events

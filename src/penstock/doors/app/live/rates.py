@@ -34,7 +34,7 @@ class Latency(TypedDict):
 
 
 class Latencies(TypedDict):
-    """Of the last minute; those of which nothing was observed are left out. between_tokens: of one answer."""
+    """Of the last minute; those without observations are left out. between_tokens: of one answer."""
 
     first_token: NotRequired[Latency]
     between_tokens: NotRequired[Latency]

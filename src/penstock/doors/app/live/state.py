@@ -156,7 +156,7 @@ def _models(hosted: Sequence[HostedLayers], network: Mapping[str, Any]) -> dict[
 
 
 def _free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """Two architectures in a network may have one name."""
+    """Number a name that is taken: two architectures in a network may have the same."""
     numbered = (f"{name} ({number})" for number in range(2, len(taken) + 3))
     return name if name not in taken else next(other for other in numbered if other not in taken)
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 from penstock.doors.app.live.rates import Latencies, Rates
 
-VERSION: Literal[1] = 1  # of the events; higher if a field changes its meaning or goes, not for new ones
+VERSION: Literal[1] = 1  # of the events; raised when a field is removed or changes its meaning, not for new fields
 
 Scope = Literal["all", "own_jobs", "limited"]
 
@@ -150,7 +150,7 @@ class LiveNetwork(TypedDict):
 
 
 class LiveState(TypedDict):
-    """scope: what the caller's key sees: everything, everything but only its own jobs, or (a key with limits) its own jobs alone.
+    """scope: what the caller's key sees: everything; of the jobs only its own; or (a key with limits) nothing but its own jobs.
 
     nodes, models, jobs: by name and id. workspace: jobs on disk: queued, running, and done and failed since the start.
     """

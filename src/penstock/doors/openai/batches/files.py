@@ -51,8 +51,8 @@ class FileEndpoints:
             return await self._create(Request(request.scope, _at_most(size, request.receive)), owner, arriving)
 
     def _reserve(self, owner: str | None, length: int | None) -> tuple[int, Reservation]:
-        """Hold room for what arrives, which lies in a temporary file meanwhile, and return how much: so what cannot be stored is
-        refused before it is read, and uploads at the same time cannot fill the disk either."""
+        """Reserve space for an upload, and return how much. An upload that cannot be stored is refused before it is read, and
+        concurrent ones cannot fill the disk with temporary files."""
         if length is None:
             room = self._usage.room(owner)
             length = self._max_upload if room is None else max(1, min(self._max_upload, room))
@@ -112,7 +112,7 @@ def parse_file_id(name: str) -> str:
 
 
 def _at_most(size: int, receive: Receive) -> Receive:
-    """Receive a body that did not say how long it is, up to the room that is held for it."""
+    """Receive a body, which may have no Content-Length, up to the space reserved for it."""
     left = size
 
     async def limited() -> Message:
@@ -120,7 +120,7 @@ def _at_most(size: int, receive: Receive) -> Receive:
         message = await receive()
         left -= len(message.get("body", b""))
         if left < 0:
-            raise StorageLimit(f"This key may store {format_bytes(size)} more, and the upload has more.", hint="Delete files.")
+            raise StorageLimit(f"This key may store {format_bytes(size)} more, and the upload is larger.", hint="Delete files.")
         return message
 
     return limited

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: what each operation is asked, and by what it is answered."""
+"""The routes of OpenAI's Responses API."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ class ResponseStore:
             raise NoPreviousResponse(error.message, field=field, hint=error.hint) from None
 
     def finder(self, wanted: Collection[str], *, owner: str | None) -> Callable[[str], wire.Item | None]:
-        """Make a function that finds the items of these ids. It reads each response only once, and keeps nothing else of it: the
-        responses that one request refers to may be all that its key has stored."""
+        """Make a function that finds the items of these ids. It reads each response once and retains only these items: one
+        request can refer to everything that its key has stored."""
 
         @functools.cache
         def items_of(job_id: str) -> Mapping[str, wire.Item]:

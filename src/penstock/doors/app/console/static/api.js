@@ -43,7 +43,7 @@ export const access = new Access();
 
 export const urlOf = (path) => new URL(path, document.baseURI);
 
-/** Send a request. Raises ApiError with what the server says; a refused key brings up the question for one. */
+/** Send a request. Raises ApiError with what the server says; a refused key opens the key dialog. */
 export async function call(path, { method = "GET", body, signal, accept } = {}) {
   const headers = {};
   if (access.key) headers.authorization = `Bearer ${access.key}`;
@@ -64,10 +64,10 @@ export async function call(path, { method = "GET", body, signal, accept } = {}) 
   throw new ApiError(message, answer.status);
 }
 
-/** What to show of an error; the question for a key stands for those about the key. */
+/** The message to show for an error; none if it is about the key, since the key dialog is open then. */
 export const problemOf = (error) => (error.status === 401 ? "" : error.message);
 
-/** Call again whenever another key was entered; returns the function that ends it. */
+/** Run a callback whenever a new key was entered; returns a function that stops it. */
 export const onKey = (callback) => access.watch(() => access.asked || callback());
 
 export const getJson = async (path, options) => (await call(path, options)).json();

@@ -5,7 +5,7 @@ import { Store } from "./store.js";
 
 const RETRY_MS = [500, 1000, 2000, 4000];
 
-/** Apply a JSON merge patch (RFC 7396). Shares what has not changed, so that comparing references tells what has. */
+/** Apply a JSON merge patch (RFC 7396). Reuses unchanged parts, so that comparing references shows what changed. */
 export function merge(target, patch) {
   if (patch === null || typeof patch !== "object" || Array.isArray(patch)) return patch;
   const merged = target !== null && typeof target === "object" && !Array.isArray(target) ? { ...target } : {};

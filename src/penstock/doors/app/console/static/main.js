@@ -1,4 +1,4 @@
-// The frame of the console: routes in the URL's fragment, navigation, theme, shortcuts, and the question for a key.
+// The frame of the console: routes in the URL's fragment, navigation, theme, shortcuts, and the key dialog.
 
 import { access } from "./api.js";
 import { AuditPage } from "./audit/page.js";
@@ -58,7 +58,7 @@ function App() {
 
 const Brand = () => html`<a class="brand" href="#/chat"><img src="console/icon.svg" alt="" />Penstock</a>`;
 
-/** Other keys than the owner's do not see the owner's pages; the server refuses what these would ask. */
+/** Only the owner's key sees the owner's pages; the server would refuse their requests with any other. */
 function Links({ page }) {
   const { state } = useStore(live);
   const pages = PAGES.filter(({ ownersOnly }) => !ownersOnly || state?.scope === "all");

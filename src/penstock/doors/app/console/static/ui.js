@@ -34,7 +34,7 @@ export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 24 24" ari
 export const IconButton = ({ icon, label, ...rest }) =>
   html`<button type="button" class="icon-button" aria-label=${label} title=${label} ...${rest}><${Icon} name=${icon} /></button>`;
 
-/** Copies a text; tells for a moment that it did. */
+/** Copies a text, and briefly confirms it. */
 export function CopyButton({ text, label = "Copy", wide = false }) {
   const [done, setDone] = useState(false);
   const copy = async () => {
@@ -59,7 +59,7 @@ async function writeClipboard(text) {
   area.remove();
 }
 
-/** A modal dialog. The browser keeps the focus inside and gives it back; Escape and a click outside close it, unless `firm`. */
+/** A modal dialog. The browser traps the focus and restores it; Escape and a click outside close it, unless `firm`. */
 export function Dialog({ title, onClose, children, kind = "", firm = false }) {
   const element = useRef();
   useEffect(() => {
@@ -102,7 +102,7 @@ export const Page = ({ title, about, actions, children }) => html`<main class="p
   </div>
 </main>`;
 
-/** A drawing whose boxes can be chosen: each has a button over it, since screen readers do not read drawings. */
+/** A drawing with clickable boxes: each is covered by a button, since screen readers do not read drawings. */
 export const Drawing = ({ width, height, label, covers, children, ...rest }) => html`<div class="drawing" tabindex="0" role="region" aria-label=${label}>
   <div style=${{ width: `${width}px`, height: `${height}px` }}>
     <svg width=${width} height=${height} viewBox="0 0 ${width} ${height}" aria-hidden="true" ...${rest}>${children}</svg>

@@ -99,7 +99,7 @@ class Chats extends Store {
     return this.#answer(asked, question.id);
   }
 
-  /** Answer again, beside an answer. */
+  /** Generate another answer to the same question. */
   regenerate(answer) {
     return this.#answer(this.current, answer.parent);
   }

@@ -27,7 +27,7 @@ function Question({ conversation, message, busy }) {
   </article>`;
 }
 
-const focus = (area) => area?.focus(); // once: another function at each drawing would be called each time
+const focus = (area) => area?.focus(); // defined once: a new function would be called again on every render
 
 function Editor({ message, busy, onClose }) {
   const [text, setText] = useState(message.text);
@@ -95,7 +95,7 @@ function Branches({ conversation, message, busy }) {
   </span>`;
 }
 
-/** What an answer took, in a line. */
+/** The figures of an answer, in one line. */
 export function describe({ model, stats, finish }) {
   if (!stats) return "";
   return [

@@ -1,4 +1,4 @@
-// The chat page: a conversation, and the box in which one writes.
+// The chat page: a conversation and the input box.
 
 import { onKey } from "../api.js";
 import { live } from "../live.js";

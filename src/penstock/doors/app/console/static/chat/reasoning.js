@@ -1,9 +1,9 @@
-// Models that think aloud write it between tags at the start of the answer.
+// Reasoning models write their reasoning between tags at the start of the answer.
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
 
-/** Cut an answer into what was thought and what is said. thinking: the thought has not ended. */
+/** Split an answer into reasoning and text. thinking: the reasoning has not ended. */
 export function split(text) {
   const start = text.trimStart();
   if (!start.startsWith(OPEN)) return { reasoning: "", answer: OPEN.startsWith(start) ? "" : text, thinking: false };

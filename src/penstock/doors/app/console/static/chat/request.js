@@ -51,7 +51,7 @@ export function requestOf(model, settings, messages) {
   return request;
 }
 
-/** Yield the answer so far: its text, and what it took. Ends with the stream. */
+/** Yield the answer so far: its text and its figures. Ends with the stream. */
 export async function* stream(request, signal) {
   const started = performance.now();
   let text = "";

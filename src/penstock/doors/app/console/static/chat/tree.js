@@ -42,7 +42,7 @@ export function branch(conversation, node) {
   return { index: siblings.findIndex((one) => one.id === node.id), count: siblings.length };
 }
 
-/** Show the sibling of a message that many places further. */
+/** Show the sibling `step` places after a message. */
 export function turn(conversation, node, step) {
   const siblings = childrenOf(conversation, node.parent);
   const sibling = siblings[branch(conversation, node).index + step];

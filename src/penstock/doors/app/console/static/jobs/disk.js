@@ -5,8 +5,8 @@ import { live } from "../live.js";
 import { Store } from "../store.js";
 
 const LIMIT = 200;
-const PAUSE_MS = 1000; // between two readings
-const AGAIN_MS = 10_000; // without a change
+const PAUSE_MS = 1000; // minimum time between two reads
+const AGAIN_MS = 10_000; // read again after this long even without a change
 
 class JobsOnDisk extends Store {
   jobs = [];
@@ -26,7 +26,7 @@ class JobsOnDisk extends Store {
     });
   }
 
-  /** Read while somebody looks; returns the function that ends it. */
+  /** Keep reading while a page is shown; returns a function that stops it. */
   keepFresh() {
     this.#watchers += 1;
     this.refresh();

@@ -1,10 +1,10 @@
-// The layers of a model as a band: who holds which, what is loading, and what nobody holds.
+// The layers of a model as a band: which machine holds which, and which are loading or missing.
 
 import { layers } from "../format.js";
 import { html } from "../vendor/preact-htm.js";
 import { machines } from "./machines.js";
 
-const WIDTH = 1000; // of the drawing's own coordinates; it is stretched to the page
+const WIDTH = 1000; // in the drawing's own coordinates; it is stretched to the page
 const LANE = 30;
 const GAP = 4;
 

@@ -1,4 +1,4 @@
-// The way of this node's answers: machines as boxes, and spans that move along the hops.
+// The route of this node's answers: machines as boxes, and spans that move along the hops.
 
 import { bytes, layers, percent, seconds } from "../format.js";
 import { Drawing } from "../ui.js";
@@ -8,11 +8,11 @@ import { machines } from "./machines.js";
 const BOX = { width: 212, height: 104 };
 const GAP = { across: 84, down: 46 };
 const TOP = 8;
-const RETURN = 46; // pixels below the boxes, or right of them, where what comes home travels
-const WORDS = 24; // pixels below boxes that stand above each other, for the words about the way home
+const RETURN = 46; // pixels below the boxes, or right of them, for the return path
+const WORDS = 24; // pixels below stacked boxes, for the label of the return path
 const NARROW = matchMedia("(max-width: 760px)");
 const MAX_DOTS = 6;
-const SHORTEST_S = 1.4; // of a dot's way around: faster, and nobody could follow it
+const SHORTEST_S = 1.4; // of a dot's round trip: any faster, and no one could follow it
 
 /** The boxes of a route: this node with the model's ends, then every hop elsewhere. Hops of one machine in a row are one box. */
 export function boxesOf(state, model) {
@@ -47,7 +47,7 @@ export function RouteDrawing({ state, model, onChoose }) {
   <//>`;
 }
 
-/** Boxes beside each other; what comes home travels below them. */
+/** Boxes side by side; the return path is below them. */
 const ACROSS = {
   place: (index) => ({ x: index * (BOX.width + GAP.across) + 1, y: TOP }),
   size: (count) => ({ width: count * BOX.width + (count - 1) * GAP.across + 2, height: TOP + BOX.height + (count > 1 ? RETURN : 0) + 6 }),
@@ -68,7 +68,7 @@ const ACROSS = {
   home: (width, height) => ({ x: width / 2, y: height - 12, "text-anchor": "middle" }),
 };
 
-/** Boxes above each other, for a phone; what comes home travels right of them. */
+/** Stacked boxes, for a phone; the return path is right of them. */
 const DOWN = {
   place: (index) => ({ x: 1, y: TOP + index * (BOX.height + GAP.down) }),
   size: (count) => ({ width: BOX.width + 2 * RETURN, height: DOWN.place(count - 1).y + BOX.height + (count > 1 ? WORDS : 0) + 6 }),
