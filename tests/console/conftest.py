@@ -61,6 +61,12 @@ class Visit:
     def forget_requests(self) -> None:
         self._hosts.clear()
 
+    def themes(self) -> Iterator[str]:
+        """Show the page in each theme in turn, as if the system had changed it."""
+        for theme in ("dark", "light"):
+            self.page.emulate_media(color_scheme=theme)
+            yield theme
+
     def too_wide(self) -> list[str]:
         """Tables and routes that would have to be scrolled sideways, and cells in sight whose text reaches over their edge."""
         found: list[str] = self.page.evaluate(
@@ -72,7 +78,8 @@ class Visit:
 
     def faults(self) -> list[str]:
         """What axe finds of serious faults in accessibility."""
-        self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text(encoding="utf-8"))
         found: Any = self.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
         serious = [fault for fault in found["violations"] if fault["impact"] in ("serious", "critical")]
         return [f"{fault['id']}: {node['html'][:200]} {node['failureSummary']}" for fault in serious for node in fault["nodes"]]

@@ -305,19 +305,20 @@ def test_a_wrong_key_is_refused_and_a_right_one_stays_in_the_tab(
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_chat_is_accessible_and_has_its_picture(
-    visitors: Visitors, penstock_server: ServerThread, pictures: Path, theme: str, size: str
+    visitors: Visitors, penstock_server: ServerThread, pictures: Path, size: str
 ) -> None:
-    with visitors.visit(penstock_server.url, theme=theme, size=size) as visit:
+    with visitors.visit(penstock_server.url, size=size) as visit:
         page = visit.open("chat")
         set_numbers(page, temperature="0", max_tokens="60")
         ask(page, QUESTION)
         ended(page)
         ask(page, "Write a Python function that squares a number.")
         ended(page)
-        page.screenshot(path=pictures / f"chat-{theme}-{size}.png")
-        assert not visit.faults()
+        for theme in visit.themes():
+            page.screenshot(path=pictures / f"chat-{theme}-{size}.png")
+            assert not visit.faults()
         page.get_by_role("button", name="Settings of this conversation").click()
-        page.screenshot(path=pictures / f"settings-{theme}-{size}.png")
-        assert not visit.faults()
+        for theme in visit.themes():
+            page.screenshot(path=pictures / f"settings-{theme}-{size}.png")
+            assert not visit.faults()

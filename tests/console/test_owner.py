@@ -84,24 +84,25 @@ def test_another_key_sees_neither_page(visitors: Visitors, server: Api, tmp_path
 
 
 @pytest.mark.parametrize("size", ["desktop", "phone"])
-@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_of_the_owner_are_accessible_and_have_their_pictures(
-    visitors: Visitors, server: Api, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theme: str, size: str
+    visitors: Visitors, server: Api, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     folder = audits_folder()
     assert folder is not None
     saved = save(report(STORED), folder)
     saved.write_text(json.dumps(json.loads(saved.read_text(encoding="utf-8")) | {"written": MEASURED}), encoding="utf-8")
-    with visitors.visit(server.url, theme=theme, size=size) as visit:
+    with visitors.visit(server.url, size=size) as visit:
         enter(visit, "keys", OWNER)
         page = visit.page
         page.get_by_text("nightly").wait_for()
-        page.screenshot(path=pictures / f"keys-{theme}-{size}.png")
-        assert not visit.faults()
+        for theme in visit.themes():
+            page.screenshot(path=pictures / f"keys-{theme}-{size}.png")
+            assert not visit.faults()
         assert not visit.too_wide()
         page.goto(f"{visit.url}/#/audit")
         page.get_by_text("First layers kept here").wait_for()
-        page.screenshot(path=pictures / f"audit-{theme}-{size}.png")
-        assert not visit.faults()
+        for theme in visit.themes():
+            page.screenshot(path=pictures / f"audit-{theme}-{size}.png")
+            assert not visit.faults()
         assert not visit.too_wide()

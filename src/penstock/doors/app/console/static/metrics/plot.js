@@ -17,16 +17,17 @@ function colour(name) {
 }
 
 const LINES = ["--accent", "--warn"];
+const SYSTEM_THEME = matchMedia("(prefers-color-scheme: dark)");
 
 export function Plot({ title, lines, format, history, minimum = 1 }) {
   const place = useRef();
   const plot = useRef();
   const names = lines.map(([name]) => name);
   useEffect(() => {
-    const muted = colour("--muted");
-    const grid = { stroke: colour("--line"), width: 1 };
-    const make = () =>
-      new uPlot(
+    const make = () => {
+      const muted = colour("--muted");
+      const grid = { stroke: colour("--line"), width: 1 };
+      return new uPlot(
         {
           width: place.current.clientWidth,
           height: HEIGHT,
@@ -46,6 +47,7 @@ export function Plot({ title, lines, format, history, minimum = 1 }) {
         history.series(names),
         place.current,
       );
+    };
     plot.current = make();
     const again = () => {
       plot.current.destroy();
@@ -55,9 +57,11 @@ export function Plot({ title, lines, format, history, minimum = 1 }) {
     fit.observe(place.current);
     const themes = new MutationObserver(again);
     themes.observe(document.documentElement, { attributeFilter: ["data-theme"] });
+    SYSTEM_THEME.addEventListener("change", again);
     return () => {
       fit.disconnect();
       themes.disconnect();
+      SYSTEM_THEME.removeEventListener("change", again);
       plot.current.destroy();
     };
   }, [history]);
