@@ -74,11 +74,11 @@ def test_blocks_before_the_window_are_released_and_leave_an_empty_front() -> Non
     pool = BlockPool(8, 4, windows=(6,))
     table, _ = filled(pool, 5)
     before = list(table)
-    pool.release_unseen(table, 4)  # the next token, at position 16, sees 11 to 16
+    pool.release_outside_window(table, 4)  # the next token, at position 16, sees 11 to 16
     assert table == [NULL_BLOCK, NULL_BLOCK, *before[2:]]
     assert pool.available == 8 - 3
-    pool.release_unseen(table, 4)
-    pool.release_unseen(table, 2)
+    pool.release_outside_window(table, 4)
+    pool.release_outside_window(table, 2)
     assert pool.available == 8 - 3
     assert pool.exclusive(table) == before[2:]
     pool.release(table)
@@ -89,7 +89,7 @@ def test_a_cached_prefix_needs_only_the_blocks_that_the_next_token_sees() -> Non
     pool = BlockPool(6, 4, windows=(6,))
     table, keys = filled(pool, 5)
     before = list(table)
-    pool.release_unseen(table, 4)
+    pool.release_outside_window(table, 4)
     for _ in range(3):
         pool.allocate()  # takes the one that was never used, and evicts the two that are idle
     assert pool.lookup(keys) == [NULL_BLOCK] * 3 + before[3:]

@@ -22,7 +22,7 @@ def test_a_text_that_is_read_within_its_room_holds_no_more_than_it_was_said_to_n
         if room <= 0 or data.draw(st.booleans()):
             assert scheduled > passed or room > 0, "it can always go on when nothing is in flight"
             passed = data.draw(st.integers(min(passed + 1, scheduled), scheduled))
-            pool.release_unseen(table, passed // size)
+            pool.release_outside_window(table, passed // size)
             continue
         rest = need.rest(pool.rows_of(table), passed // size, tokens)
         before = pool.held

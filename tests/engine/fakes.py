@@ -162,8 +162,8 @@ class FakeDecoder:
     def fits(self, batch: Batch) -> bool:
         return True
 
-    def foresees(self, rows: Sequence[SampleRow]) -> bool:
-        return all(row.foreseeable for row in rows)
+    def can_launch_early(self, rows: Sequence[SampleRow]) -> bool:
+        return all(row.history_independent for row in rows)
 
     def launch(self, batches: Sequence[Batch], ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:
         self.ahead += ids is None

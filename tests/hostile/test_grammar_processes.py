@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.doors.grammar import pool
-from penstock.doors.grammar.constraint import HOLD_SHARE, GrammarConstraint, Patience
+from penstock.doors.grammar.constraint import HOLD_SHARE, GrammarConstraint, WaitBudget
 from penstock.doors.grammar.grammars import Grammars, GrammarTooComplex
 from penstock.doors.grammar.remote import Aborted
 from penstock.doors.tools import ToolCalling
@@ -233,8 +233,8 @@ def test_a_key_has_only_so_many_grammars_at_once(make_grammars: MakeGrammars, mo
 def test_the_compute_thread_waits_no_longer_than_its_patience(events: list[tuple[float, bool]]) -> None:
     """For two keys that are always late: time passes, then one waits for as long as it may."""
     now = 0.0
-    shared = Patience(0.045, clock=lambda: now)
-    keys = [Patience(0.036, shared, clock=lambda: now) for _ in range(2)]
+    shared = WaitBudget(0.045, clock=lambda: now)
+    keys = [WaitBudget(0.036, shared, clock=lambda: now) for _ in range(2)]
     waited = [0.0, 0.0]
     for passed, which in events:
         now += passed

@@ -126,7 +126,7 @@ def test_what_lies_before_the_window_of_a_layer_is_not_needed(
         pool.extend(table, pool.rows_for(end))
         rows += pipeline.step_in_groups([(tokens[start:end], start, table)])
         held = list(table)
-        pool.release_unseen(table, end // BLOCK_SIZE)
+        pool.release_outside_window(table, end // BLOCK_SIZE)
         for block in set(held) - set(table):
             for layer in (layer for segment in pipeline.segments for layer in segment._layers):
                 layer.kv[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE] = 1000.0

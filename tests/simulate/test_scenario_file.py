@@ -6,7 +6,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.simulate.link_table import LinkTable
-from penstock.simulate.scenario import Happening, Scenario
+from penstock.simulate.scenario import EventKind, Scenario
 from penstock.simulate.scenario_file import parse_scenario, read_scenario, shipped
 
 BASE = """\
@@ -109,7 +109,7 @@ def test_every_event_is_read_and_may_repeat() -> None:
     )
     pairs = "".join(f"[[events]]\nat = 9\n{what} = ['attic', 'cellar-1']\n" for what in ("cut", "heal"))
     found = scenario(single + pairs + "[[events]]\nat = 50\nevery = 5\nkill = 'cellar'\n").events
-    assert {event.what for event in found} == {*Happening}
+    assert {event.what for event in found} == {*EventKind}
     assert [event.at for event in found if event.names == ("cellar",)] == [50.0, 55.0, 60.0]
 
 
@@ -164,5 +164,5 @@ def test_the_largest_scenario_is_a_thousand_nodes_in_a_hundred_pipes() -> None:
     assert len({*found.sites.values()}) == 100
     assert len(found.members(found.loads[0].origin)) == 100
     kinds = [event.what for event in found.events]
-    assert 58 <= kinds.count(Happening.KILL) <= 62
-    assert 58 <= kinds.count(Happening.JOIN) <= 62
+    assert 58 <= kinds.count(EventKind.KILL) <= 62
+    assert 58 <= kinds.count(EventKind.JOIN) <= 62

@@ -55,7 +55,7 @@ class KeyUse:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyHoldings:
+class KeyStorage:
     """What a key has in a workspace: bytes on the disk, and batches that have not ended."""
 
     disk: int = 0
@@ -72,7 +72,7 @@ class ServerUsage:
     written: float = 0.0
     workspace: str | None = None
     used: Mapping[str, KeyUse] = field(default_factory=dict)
-    held: Mapping[str, KeyHoldings] = field(default_factory=dict)
+    held: Mapping[str, KeyStorage] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class KeyUsage:
 
     total: UsageCounts = UsageCounts()
     today: UsageCounts = UsageCounts()
-    held: KeyHoldings = KeyHoldings()
+    held: KeyStorage = KeyStorage()
 
 
 def today() -> str:
@@ -131,7 +131,7 @@ def read_usage(keys: Path) -> dict[str, KeyUsage]:
     for usage in latest.values():
         for owner, held in usage.held.items():
             before = all_used.get(owner, KeyUsage())
-            sums = KeyHoldings(before.held.disk + held.disk, before.held.batches + held.batches)
+            sums = KeyStorage(before.held.disk + held.disk, before.held.batches + held.batches)
             all_used[owner] = replace(before, held=sums)
     return all_used
 
@@ -155,7 +155,7 @@ def _read(file: Path) -> ServerUsage | None:
             written=float(found["written"]),
             workspace=found["workspace"],
             used={owner: _used(one) for owner, one in found["used"].items()},
-            held={owner: KeyHoldings(**one) for owner, one in found["held"].items()},
+            held={owner: KeyStorage(**one) for owner, one in found["held"].items()},
         )
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -154,7 +154,7 @@ class BlockPool:
                     del idle[block]
                 refs[block] += 1
 
-    def release_unseen(self, table: MutableSequence[int], rows: int) -> None:
+    def release_outside_window(self, table: MutableSequence[int], rows: int) -> None:
         """Release the blocks of a table that no token after its first `rows` ones sees, and put NULL_BLOCK in their place."""
         groups = self.groups
         for group in self._bounded:

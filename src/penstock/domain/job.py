@@ -128,7 +128,7 @@ class Sequence:
     finish: FinishReason | None = None
     prefix_trusted: bool = True  # False once a stage lacked a prefix that we expected there
     constraint: Constraint | None = None  # has seen all generated tokens
-    late_end: tuple[FinishReason, str | int | None] | None = None  # of a resumed output, until its constraint allows it
+    pending_end: tuple[FinishReason, str | int | None] | None = None  # of a resumed output, until its constraint allows it
     last_token: float = 0.0  # when it was generated
     sample_row: Any = None  # what the sampler keeps of it between steps
     prompt_len: int = field(init=False)
@@ -166,7 +166,7 @@ class Sequence:
         return self.step_processed == length - 1 and length > self.prompt_len
 
     @property
-    def shown_state(self) -> SequenceState:
+    def display_state(self) -> SequenceState:
         """The state to display: a sequence that generates is RUNNING between two tokens, too."""
         return RUNNING if self.state is PAUSED and self.decoding else self.state
 
@@ -181,7 +181,7 @@ class Sequence:
     @property
     def min_length(self) -> int:
         """Tokens that need memory: those it has, and one more unless it is an embedding or has all its tokens."""
-        grows = not self.job.request.embed and self.late_end is None and self.generated < self.job.max_tokens
+        grows = not self.job.request.embed and self.pending_end is None and self.generated < self.job.max_tokens
         return len(self.tokens) + grows
 
     def move(self, state: SequenceState) -> None:

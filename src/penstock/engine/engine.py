@@ -316,9 +316,9 @@ class Engine:
                 case NetworkChanged():
                     self._on_change()
                 case AddSegment(segment, result):
-                    _settle(result, partial(self._add, segment))
+                    _complete(result, partial(self._add, segment))
                 case DropSegment(layers, result):
-                    _settle(result, partial(self._drop, layers))
+                    _complete(result, partial(self._drop, layers))
                 case Stop():
                     return False
 
@@ -450,7 +450,7 @@ class Engine:
         self.origin.tick()
 
 
-def _settle(result: Future[None], action: Callable[[], None]) -> None:
+def _complete(result: Future[None], action: Callable[[], None]) -> None:
     """Run an action that another thread waits for, and pass its result or error to that thread."""
     try:
         action()

@@ -45,9 +45,9 @@ class FaultHandler:
             return
         again, self._steps = self._stats.steps == self._steps, self._stats.steps
         if again:
-            told = EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Try the request again.")
+            job_error = EngineError(f"The engine failed: {type(error).__name__}: {error}.", hint="Try the request again.")
             for job in origin.jobs():
-                origin.sequences.fail(job, told)
+                origin.sequences.fail(job, job_error)
         origin.lose_route("an unexpected error on this node")
         if not self._networked:
             origin.open_route()

@@ -37,7 +37,7 @@ class StepDecoder(Protocol):
     def fits(self, batch: Batch) -> bool:
         """Whether it takes steps of this size."""
 
-    def foresees(self, rows: Sequence[SampleRow]) -> bool:
+    def can_launch_early(self, rows: Sequence[SampleRow]) -> bool:
         """Whether their tokens can be chosen while the host does not know those of the step before."""
 
     def launch(self, batches: Sequence[Batch], ids: Sequence[int] | None, rows: Sequence[SampleRow]) -> PendingSamples:

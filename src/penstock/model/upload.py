@@ -36,17 +36,17 @@ def _on_gpu(tensor: Tensor) -> bool:
 class Download:
     """A copy of a tensor to the host, started now and waited for later: work queued on the device meanwhile does not delay it.
 
-    aside: on a separate stream, so that the copy does not delay that work either.
+    own_stream: on a separate stream, so that the copy does not delay that work either.
     tensor: on the host; `wait` until it has the numbers.
     """
 
-    def __init__(self, tensor: Tensor, *, aside: bool = False) -> None:
+    def __init__(self, tensor: Tensor, *, own_stream: bool = False) -> None:
         self._copied: torch.cuda.Event | None = None
         self.tensor = tensor
         if not _on_gpu(tensor):
             return
         stream = torch.cuda.current_stream(tensor.device)
-        if aside:
+        if own_stream:
             computed, stream = stream, _copy_stream(tensor.device)
             stream.wait_stream(computed)
             tensor.record_stream(stream)  # or its memory could be used for something else before it is copied

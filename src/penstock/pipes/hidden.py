@@ -40,7 +40,7 @@ def pack(hidden: Tensor, kind: HiddenFormat = "float32") -> PackedHidden:
     flat = _quantized(hidden) if kind == "int8" else hidden.to(getattr(torch, kind)).contiguous().view(-1).view(torch.uint8)
     if not flat.is_cuda:
         return PackedHidden(kind, rows, width, flat.cpu().numpy().data)
-    download = Download(flat, aside=True)
+    download = Download(flat, own_stream=True)
     return PackedHidden(kind, rows, width, download.tensor.numpy().data, download.wait)
 
 

@@ -19,18 +19,18 @@ class LinkTimes(NamedTuple):
     transfers: Mapping[str, Mapping[str, int]]  # of a token, by receiver and sender
 
 
-class TimesInto:
+class HopTimesTo:
     """The times to one node from all others, by sender.
 
     measured: the nodes from which something is known. From all others it depends on how far they are from the origin.
     """
 
-    __slots__ = ("_node", "_transfers", "_trips", "_way", "_ways", "measured")
+    __slots__ = ("_node", "_origin_delay", "_origin_delays", "_transfers", "_trips", "measured")
 
     def __init__(self, node: str, ways: Mapping[str, int], trips: Mapping[str, int], transfers: Mapping[str, int]) -> None:
         self._node = node
-        self._ways = ways
-        self._way = ways[node]
+        self._origin_delays = ways
+        self._origin_delay = ways[node]
         self._trips = trips
         self._transfers = transfers
         self.measured = trips.keys() if transfers.keys() <= trips.keys() else trips.keys() | transfers.keys()
@@ -40,12 +40,12 @@ class TimesInto:
             return 0
         time = self._trips.get(sender)
         if time is None:
-            time = self.unmeasured(self._ways[sender])
+            time = self.unmeasured(self._origin_delays[sender])
         return time + self._transfers.get(sender, 0)
 
     def unmeasured(self, way: int) -> int:
         """The time from a node of which only the way from the origin is known."""
-        return max(self._way, way)
+        return max(self._origin_delay, way)
 
 
 class HopTimes:
@@ -66,14 +66,14 @@ class HopTimes:
         self._from_origin = {**measured.trips.get(origin, {}), **pings}
         unknown = nanoseconds(DEFAULT_ROUND_TRIP_S / 2)
         self.ways = {node: self._from_origin.get(node, unknown) for node in nodes} | {origin: 0}  # from the origin
-        self._into: dict[str, TimesInto] = {}
+        self._into: dict[str, HopTimesTo] = {}
 
-    def into(self, node: str) -> TimesInto:
+    def into(self, node: str) -> HopTimesTo:
         found = self._into.get(node)
         if found is None:
             trips, transfers = self._measured.trips.get(node, {}), self._measured.transfers.get(node, {})
             known = self._from_origin if node == self._origin else {**trips, self._origin: self.ways[node]}
-            found = self._into[node] = TimesInto(node, self.ways, known, transfers)
+            found = self._into[node] = HopTimesTo(node, self.ways, known, transfers)
         return found
 
 

@@ -208,7 +208,7 @@ class ModelManager:
     @explaining_exhaustion()
     def load_layers(self, found: FoundModel, layers: LayerRange, kv_blocks: int) -> Segment:
         segment = self._segment(found, layers, WeightFiles(found.folder), kv_blocks, found.device)
-        _settle(found)
+        _tidy_memory(found)
         return segment
 
     def _segment(
@@ -276,7 +276,7 @@ class ModelManager:
         if fills:
             config = self._config.on(where.type)
             give_rest_to_kv(found.name, cast("list[TritonModel]", loaded), ends, config, footprint, blocks[0])
-        _settle(found)
+        _tidy_memory(found)
         return found.with_parts(loaded, ends)
 
     def kv_blocks(
@@ -380,7 +380,7 @@ class ModelManager:
         return kv_memory // (footprint.kv_block * layers)
 
 
-def _settle(found: FoundModel) -> None:
+def _tidy_memory(found: FoundModel) -> None:
     """Return memory that loading has freed, and move torch's weights to huge pages; the native kernels' are there already."""
     if found.device.type == "cpu":
         return_freed_memory()

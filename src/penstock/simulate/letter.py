@@ -32,7 +32,7 @@ class Letter:
         return self.size
 
 
-def seal(message: Message, sent: float) -> Letter:
+def encode_letter(message: Message, sent: float) -> Letter:
     if not isinstance(message, NetworkJob) or not isinstance(message.hidden, HollowHidden):
         return Letter.of(encode(message, sent))
     hidden = message.hidden
@@ -42,7 +42,7 @@ def seal(message: Message, sent: float) -> Letter:
     return Letter(data, len(data) - THIN_BYTES * hidden.rows + hidden.packed_bytes, hidden.width, hidden.dtype)
 
 
-def unseal(letter: Letter) -> Message:
+def decode_letter(letter: Letter) -> Message:
     message = decode(letter.data)
     if letter.width and isinstance(message, NetworkJob) and message.hidden is not None:
         message.hidden = HollowHidden(message.hidden.rows, letter.width, letter.dtype)

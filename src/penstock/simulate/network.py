@@ -30,7 +30,7 @@ from penstock.model.segment import Segment
 from penstock.network.codec import decode_record, encode_record
 from penstock.pipes.router_pipes import RouterPipes
 from penstock.simulate.hollow import HollowEnds, HollowSegment, HollowText
-from penstock.simulate.letter import Letter, seal
+from penstock.simulate.letter import Letter, encode_letter
 from penstock.simulate.news import News
 from penstock.simulate.node import MODEL, SHAPE, Machine, SimulatedNode
 
@@ -74,7 +74,7 @@ class SimulatedNetwork(ABC):
         random.seed(seed)  # determines how long origins wait before a retry
         self.now = START_S
         self.nodes: dict[str, SimulatedNode] = {}
-        self.ever: list[SimulatedNode] = []  # one entry per start; includes nodes that died
+        self.all_starts: list[SimulatedNode] = []  # one entry per start; includes nodes that died
         self._order = itertools.count()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._due: dict[Lane, float] = {}  # when the last message arrives, by stream
@@ -128,7 +128,7 @@ class SimulatedNetwork(ABC):
 
     def start(self, machine: Machine) -> SimulatedNode:
         node = self.nodes[machine.name] = SimulatedNode(self, machine, next(self._epochs))
-        self.ever.append(node)
+        self.all_starts.append(node)
         self.wake(node, self.now)
         if machine.ends:
             self._keep_alive(node)
@@ -182,7 +182,7 @@ class SimulatedNetwork(ABC):
         self._published = tuple(self._records[node.name][1] for node in self)
         news = News(next(self._order), self._published, self._pipes.find(MODEL, SHAPE, self.layers))
         for node in self:
-            self.at(self.now + self.dice.uniform(0, NEWS_S), partial(self._hear, node, news))
+            self.at(self.now + self.dice.uniform(0, NEWS_S), partial(self._deliver_news, node, news))
 
     def _renew_record(self, node: SimulatedNode) -> None:
         record = node.record()
@@ -199,7 +199,7 @@ class SimulatedNetwork(ABC):
         self.spread_news(*self)
         self.at(self.now + NEWS_INTERVAL_S, self._repeat_news)
 
-    def _hear(self, node: SimulatedNode, news: News) -> None:
+    def _deliver_news(self, node: SimulatedNode, news: News) -> None:
         node.hear(news)
         self.wake(node, self.now)
 
@@ -214,7 +214,7 @@ class SimulatedNetwork(ABC):
             return
         # hidden states do not hold up other messages, nor the other way round
         lane = sender.name, destination, isinstance(message, (NetworkJob, Mark))
-        for due, letter in self.arrivals(lane, message, seal(message, now), now):
+        for due, letter in self.arrivals(lane, message, encode_letter(message, now), now):
             self.at(due, partial(self.deliver, sender.name, destination, letter))
 
     def in_order(self, lane: Lane, due: float, late: float = 0.0) -> float:
@@ -237,8 +237,8 @@ class SimulatedNetwork(ABC):
 
     def wake(self, node: SimulatedNode, when: float) -> None:
         """Schedule a node to work then, unless it is scheduled earlier; if it is computing, once that is done."""
-        if node.local > when:
-            when = min(node.local, when + MAX_SLEEP_S)  # `local` may be changed
+        if node.busy_until > when:
+            when = min(node.busy_until, when + MAX_SLEEP_S)  # `busy_until` may be changed
         if when < node.wakes_at:
             node.wakes_at = when
             self.at(when, partial(self._work, node, when))
@@ -247,9 +247,9 @@ class SimulatedNetwork(ABC):
         if node.wakes_at != when or not self._is_running(node):
             return
         node.wakes_at = math.inf
-        if node.local <= self.now and not node.stopped:
+        if node.busy_until <= self.now and not node.stopped:
             node.work()
-        self.wake(node, self.now if node.local > self.now else self._idle_until(node))
+        self.wake(node, self.now if node.busy_until > self.now else self._idle_until(node))
 
     def _idle_until(self, node: SimulatedNode) -> float:
         ticks = (self.now - START_S + self.idle_seconds(node)) / TICK_S

@@ -19,7 +19,7 @@ from penstock.engine.routing.stage import Stage
 from penstock.network.codec import PROTOCOL
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.simulate.hollow import HollowPipe
-from penstock.simulate.letter import Letter, unseal
+from penstock.simulate.letter import Letter, decode_letter
 from penstock.simulate.news import News
 
 if TYPE_CHECKING:
@@ -72,15 +72,15 @@ class SimulatedNode:
         self.gone_at: float | None = None
         self.draining = False
         self.stopped = False  # all its threads, as by SIGSTOP
-        self.local = network.now  # until when it computes
+        self.busy_until = network.now
         self.busy = 0.0  # seconds of compute
         self.wakes_at = float("inf")
-        self._elsewhere = False
+        self._on_network_thread = False
         self._news = News(-1, (), MetaPipe(MODEL, SHAPE, network.layers, ()))
         self._pipe: MetaPipe | None = None
         self._reported = (network.now, 0.0)
         self.engine = self._make_engine()
-        self.receiver = JobReceiver(unseal, {MODEL: self.engine}, self.send, clock=self.clock)
+        self.receiver = JobReceiver(decode_letter, {MODEL: self.engine}, self.send, clock=self.clock)
 
     def _make_engine(self) -> Engine:
         network, machine = self.network, self.machine
@@ -113,19 +113,19 @@ class SimulatedNode:
     def clock(self) -> float:
         """The time as this node sees it: the compute thread is ahead until its pass ends; other threads see network time."""
         now = self.network.now
-        return now if self._elsewhere or self.local < now else self.local
+        return now if self._on_network_thread or self.busy_until < now else self.busy_until
 
     # called on network threads, also while the node computes
 
     def receive(self, sender: str, letter: Letter) -> None:
-        self._elsewhere = True
+        self._on_network_thread = True
         self.receiver.on_message(sender, letter)
-        self._elsewhere = False
+        self._on_network_thread = False
 
     def keep_alive(self) -> None:
-        self._elsewhere = True
+        self._on_network_thread = True
         self.engine.keep_alive()
-        self._elsewhere = False
+        self._on_network_thread = False
 
     # called on the compute thread
 
@@ -167,7 +167,7 @@ class SimulatedNode:
         engine = self.engine
         for _ in range(MAX_TURNS):
             engine.take_commands(wait=False)
-            if not engine.turn() or self.local > self.network.now or engine.resting:
+            if not engine.turn() or self.busy_until > self.network.now or engine.resting:
                 return
         raise AssertionError(f"node {self.name} never comes to rest")
 
@@ -181,7 +181,7 @@ class SimulatedNode:
 
     def _spend(self, seconds: float) -> None:
         if seconds:
-            self.local = self.clock() + seconds
+            self.busy_until = self.clock() + seconds
             self.busy += seconds
 
     def record(self) -> NodeRecord:
@@ -237,7 +237,7 @@ class _PassingTime(Heartbeat):
     @property
     def age(self) -> float:
         now = self._node.network.now
-        return super().age if self._node.local <= now else now - self._began
+        return super().age if self._node.busy_until <= now else now - self._began
 
     def in_pass(self, expected: float) -> Self:
         self._began = self._clock()
@@ -246,7 +246,7 @@ class _PassingTime(Heartbeat):
 
     def __exit__(self, *raised: object) -> None:
         super().__exit__(*raised)
-        if self._node.local > self._node.network.now:
+        if self._node.busy_until > self._node.network.now:
             self.expected = self._announced
 
 

@@ -104,7 +104,7 @@ class SimulationReport:
 def report(simulation: Simulation) -> SimulationReport:
     scenario, jobs, network = simulation.scenario, simulation.jobs, simulation.network
     seconds = scenario.seconds
-    origins = [node.engine.origin for node in network.ever if isinstance(node.engine.origin, Origin)]
+    origins = [node.engine.origin for node in network.all_starts if isinstance(node.engine.origin, Origin)]
     done = sum(job.done for job in jobs)
     failed = sum(job.ended is not None and not job.done for job in jobs)
     gaps = [later - earlier for job in jobs for earlier, later in pairwise(job.tokens)]
@@ -140,7 +140,7 @@ def _nodes(simulation: Simulation) -> list[NodeUse]:
     until = max(simulation.scenario.seconds, simulation.now())
     found = {}
     for machine in simulation.scenario.machines:
-        lives = [node for node in simulation.network.ever if node.name == machine.name]
+        lives = [node for node in simulation.network.all_starts if node.name == machine.name]
         there = sum(simulation.lifetime(node, until) for node in lives)
         busy = sum(map(simulation.busy_seconds, lives))
         found[machine.name] = NodeUse(

@@ -54,7 +54,7 @@ class JobLoad:
     streams: int = 0
 
 
-class Happening(Enum):
+class EventKind(Enum):
     KILL = "kill"  # it dies
     FREEZE = "freeze"  # all its threads stop
     THAW = "thaw"
@@ -69,7 +69,7 @@ class NetworkEvent:
     """names: a node, or the two ends of a link; for a group, a random member is chosen when the event happens."""
 
     at: float
-    what: Happening
+    what: EventKind
     names: tuple[str, ...]
 
 
@@ -97,9 +97,9 @@ class Scenario:
     @property
     def absent(self) -> set[str]:
         """Machines that are not running at the start: those whose first event is a join."""
-        first: dict[str, Happening] = {}
+        first: dict[str, EventKind] = {}
         for event in sorted(self.events, key=lambda event: event.at):
             for name in event.names:
                 first.setdefault(name, event.what)
         names = {machine.name for machine in self.machines}
-        return {name for name, what in first.items() if what is Happening.JOIN and name in names}
+        return {name for name, what in first.items() if what is EventKind.JOIN and name in names}

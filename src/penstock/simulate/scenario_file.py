@@ -16,7 +16,7 @@ from penstock.simulate.machines import MachineRow, place
 from penstock.simulate.model_shape import shape_of
 from penstock.simulate.scenario import (
     Amount,
-    Happening,
+    EventKind,
     JobLoad,
     LinkRow,
     LinkSpeed,
@@ -357,12 +357,12 @@ class _Reader:
     def _events(self, row: _Table, known: set[str], length: float) -> list[NetworkEvent]:
         at = row.take("at", seconds)
         every, until = row.take("every", positive, 0.0), row.take("until", seconds, length)
-        kinds = [what for what in Happening if row.has(what.value)]
+        kinds = [what for what in EventKind if row.has(what.value)]
         given = {what: row.take(what.value, _names_of(what)) for what in kinds}
-        row._asked += [what.value for what in Happening]
+        row._asked += [what.value for what in EventKind]
         row.close()
         if len(kinds) != 1:
-            row.refuse(f"an event needs one of {', '.join(what.value for what in Happening)}")
+            row.refuse(f"an event needs one of {', '.join(what.value for what in EventKind)}")
         ((what, names),) = given.items()
         for name in names:
             self._check(row, what.value, name, known)
@@ -381,8 +381,8 @@ def size_or_bytes(value: Any) -> int:
     return whole(value, 0) if type(value) is int else size(value)
 
 
-def _names_of(what: Happening) -> Callable[[Any], tuple[str, ...]]:
-    return pair if what in (Happening.CUT, Happening.HEAL) else lambda value: (text(value),)
+def _names_of(what: EventKind) -> Callable[[Any], tuple[str, ...]]:
+    return pair if what in (EventKind.CUT, EventKind.HEAL) else lambda value: (text(value),)
 
 
 def _any(value: Any) -> Any:

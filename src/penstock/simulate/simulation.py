@@ -19,7 +19,7 @@ from penstock.simulate.letter import Letter
 from penstock.simulate.link_table import LinkTable
 from penstock.simulate.network import MAX_SLEEP_S, TICK_S, Lane, SimulatedNetwork
 from penstock.simulate.node import SimulatedNode
-from penstock.simulate.scenario import Amount, Happening, JobLoad, NetworkEvent, Scenario
+from penstock.simulate.scenario import Amount, EventKind, JobLoad, NetworkEvent, Scenario
 
 WARM_UP_S = 5.0  # before the scenario begins, for nodes to find each other
 MAX_OVERTIME_S = 600.0  # after its end, for jobs that are still running
@@ -135,7 +135,7 @@ class Simulation:
         self.network = ScenarioNetwork(scenario)
         self.network.run(WARM_UP_S)
         self._start = self.network.now
-        self._busy_before = {id(node): node.busy for node in self.network.ever}
+        self._busy_before = {id(node): node.busy for node in self.network.all_starts}
         self._count_nodes()
         self.cpu_seconds = time.process_time() - began
 
@@ -230,11 +230,11 @@ class Simulation:
     # ---- events ----
 
     def _happen(self, event: NetworkEvent) -> None:
-        if event.what in (Happening.CUT, Happening.HEAL):
+        if event.what in (EventKind.CUT, EventKind.HEAL):
             ends = [{*self.scenario.members(name)} for name in event.names]
             pairs = {frozenset((one, other)) for one in ends[0] for other in ends[1] if one != other}
             cut = self.network.table.cut
-            cut.difference_update(pairs) if event.what is Happening.HEAL else cut.update(pairs)
+            cut.difference_update(pairs) if event.what is EventKind.HEAL else cut.update(pairs)
             self._note(event, " – ".join(event.names))
             return
         name = self._member(event)
@@ -242,18 +242,18 @@ class Simulation:
             return  # no machine fits the event
         node = self.network.nodes.get(name)
         match event.what:
-            case Happening.KILL:
+            case EventKind.KILL:
                 self.network.kill(name)
                 self._fail_jobs_of(name)
-            case Happening.FREEZE:
+            case EventKind.FREEZE:
                 self.network[name].stopped = True
-            case Happening.THAW:
+            case EventKind.THAW:
                 self.network[name].stopped = False
-            case Happening.LEAVE:
+            case EventKind.LEAVE:
                 self.network.drain(name)
                 assert node is not None
                 self._await_leaving(node, self.network.now + MAX_LEAVE_S)
-            case Happening.JOIN:
+            case EventKind.JOIN:
                 self.network.start(self._machines[name])
         self._note(event, name)
         self._count_nodes()
@@ -263,12 +263,12 @@ class Simulation:
         fitting = [name for name in self.scenario.members(event.names[0]) if self._fits(name, event.what)]
         return self._dice.choice(fitting) if fitting else None
 
-    def _fits(self, name: str, what: Happening) -> bool:
+    def _fits(self, name: str, what: EventKind) -> bool:
         node = self.network.nodes.get(name)
         alive = node is not None and node.alive
-        if what is Happening.JOIN:
+        if what is EventKind.JOIN:
             return not alive
-        return alive and (what is not Happening.THAW or self.network[name].stopped)
+        return alive and (what is not EventKind.THAW or self.network[name].stopped)
 
     def _await_leaving(self, node: SimulatedNode, until: float) -> None:
         """Let a node leave as soon as no route or job needs it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config.key_usage import OPERATOR, KeyHoldings, KeyUse, ServerUsage, UsageCounts, UsageFile, today
+from penstock.config.key_usage import OPERATOR, KeyStorage, KeyUse, ServerUsage, UsageCounts, UsageFile, today
 from penstock.config.keys import KeyFolder, KeyLimits, digest
 from tests import warm
 from tests.server import clean_environment
@@ -130,7 +130,7 @@ def test_what_keys_have_used_is_shown(tmp_path: Path) -> None:
             OPERATOR: KeyUse(UsageCounts(1, 2, 3), "2020-01-01", UsageCounts(1, 2, 3)),
             "f" * 16: KeyUse(UsageCounts(9, 9, 9)),
         },
-        held={owner: KeyHoldings(1_500_000, 2)},
+        held={owner: KeyStorage(1_500_000, 2)},
     )
     file = UsageFile(folder.path)
     file.write(record)

@@ -17,7 +17,7 @@ import pytest
 from starlette.datastructures import UploadFile
 from starlette.testclient import TestClient
 
-from penstock.config.key_usage import OPERATOR, KeyHoldings, UsageCounts, read_usage
+from penstock.config.key_usage import OPERATOR, KeyStorage, UsageCounts, read_usage
 from penstock.config.keys import KeyFolder, KeyLimits, digest
 from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
@@ -418,14 +418,14 @@ def test_what_is_held_is_told_once_for_servers_that_share_a_workspace(tmp_path: 
     for written in (1.0, 2.0):
         log = UsageLog(tmp_path)
         log.workspace = "/jobs"
-        log.holdings = lambda: {"ada": KeyHoldings(int(written) * 100, 1), None: KeyHoldings(5, 0)}  # noqa: B023
+        log.storage_by_owner = lambda: {"ada": KeyStorage(int(written) * 100, 1), None: KeyStorage(5, 0)}  # noqa: B023
         log.count("ada", requests=1)
         log.start()
         log.stop()
     found = read_usage(tmp_path)
     assert found["ada"].total.requests == 2
-    assert found["ada"].held == KeyHoldings(200, 1)
-    assert found[OPERATOR].held == KeyHoldings(5, 0)
+    assert found["ada"].held == KeyStorage(200, 1)
+    assert found[OPERATOR].held == KeyStorage(5, 0)
 
 
 def test_yesterdays_use_is_not_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

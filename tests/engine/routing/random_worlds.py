@@ -81,7 +81,7 @@ def something_happens(world: World, name: str, dice: random.Random) -> None:
         case "restart":
             world.restart(name)
         case "hang":
-            node.local = world.now + dice.choice([2.0, 20.0, 300.0])
+            node.busy_until = world.now + dice.choice([2.0, 20.0, 300.0])
         case "stop":
             node.stopped = True
             world.at(world.now + dice.choice([1.0, 8.0, 30.0]), lambda: setattr(node, "stopped", False))
@@ -100,7 +100,7 @@ def run(seed: int) -> World:
             something_happens(world, name, dice)
     world.run_until(lambda: all(asked.final for asked in world.asked), 1200.0, "a job")
     for name in risky:
-        world[name].local, world[name].stopped = world.now, False
+        world[name].busy_until, world[name].stopped = world.now, False
     world.finish()
     assert all(isinstance(asked.final, JobDone) for asked in world.asked)
     return world

@@ -185,7 +185,7 @@ def test_a_node_that_takes_long_at_the_head_is_not_taken_for_one_that_hangs() ->
     fast = ends.compute_head
 
     def slow(normed: Tensor) -> Tensor:
-        world["b"].local = world["b"].clock() + 8.0
+        world["b"].busy_until = world["b"].clock() + 8.0
         return fast(normed)
 
     ends.compute_head = slow  # type: ignore[method-assign]
@@ -216,7 +216,7 @@ def test_a_node_that_became_much_slower_breaks_a_route_only_once(seconds: float)
 def test_nodes_keep_a_route_that_another_node_takes_long_to_join() -> None:
     """It is in a pass that is longer than the lease, and no other node has its layers."""
     world = TimedWorld(Machine("a", (), ends=True), Machine("b", ((0, 2),)), lease=5.0)
-    world.start(Machine("c", ((2, 4),))).local = world.now + 15.0
+    world.start(Machine("c", ((2, 4),))).busy_until = world.now + 15.0
     world.run(1.0)
     one = world.ask_for("a", 4, 2)
     world.run_until_trouble([one], 25.0)

@@ -93,10 +93,10 @@ def test_a_node_that_hangs_in_its_computation_is_left_for_its_replica() -> None:
     ask_some(world)
     world.run(0.05)
     hung = world[on_route(world)[0]]
-    hung.local = float("inf")
+    hung.busy_until = float("inf")
     world.run_until(lambda: all(asked.final for asked in world.asked), 120.0)
     assert hung.name in world["a"].engine.stats.last_break
-    hung.local = world.now
+    hung.busy_until = world.now
     world.finish()
 
 
@@ -110,7 +110,7 @@ def test_a_node_that_fails_is_found_within_seconds(how: str) -> None:
         case "dies":
             world.kill(victim.name, noticed=1.0)
         case "hangs":
-            victim.local = float("inf")
+            victim.busy_until = float("inf")
         case "stops":
             victim.stopped = True
         case "loses what it computes":

@@ -33,7 +33,7 @@ def test_the_end_that_is_silent_is_blamed_and_not_the_next_one(answering: str, r
         now += 0.5
         health.pings += 1
         for name in answering:
-            health.nodes[name].heard, health.nodes[name].pings = now, health.pings
+            health.nodes[name].last_pong, health.nodes[name].pings = now, health.pings
         found = health.trouble(now, lambda station: 1e9)
     assert found is not None
     assert (found.reason, set(found.nodes)) == (reason, avoided)

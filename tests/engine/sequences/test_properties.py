@@ -261,7 +261,7 @@ class World:
 
     def is_length(self, pool: BlockPool, table: MutableSequence[int], tokens: int) -> bool:
         """Whether a table has as many rows as it should; one token more may be on its way in a step that was begun ahead."""
-        ahead = self.engine._processor._steady._ahead is not None
+        ahead = self.engine._processor._steady._early_step is not None
         return pool.rows_for(tokens) <= pool.rows_of(table) <= pool.rows_for(tokens + ahead)
 
     def check_cursors(self, seq: Sequence) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as RustTokenizer
 from tokenizers import decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 
-from penstock.model.text.text_stream import MAX_HELD, ByteStream, Streams, TextStream
+from penstock.model.text.text_stream import MAX_TOKENS_WITHOUT_TEXT, ByteStream, Streams, TextStream
 
 SPECIAL = 256
 
@@ -107,8 +107,8 @@ def test_bytes_that_are_no_character_are_shown_soon_and_cost_no_more_the_more_th
     pieces = []
     for _ in range(2000):
         pieces.append(stream.push(0x80))
-        assert len(stream._window) <= 3 * MAX_HELD + 1
-        assert stream._stream is None or len(pieces) <= MAX_HELD
+        assert len(stream._window) <= 3 * MAX_TOKENS_WITHOUT_TEXT + 1
+        assert stream._stream is None or len(pieces) <= MAX_TOKENS_WITHOUT_TEXT
     assert len("".join(pieces)) >= 2000 - 3
     assert "".join(pieces) + stream.flush() == "\ufffd" * 2000
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from penstock.config.key_usage import OPERATOR, KeyHoldings, KeyUse, ServerUsage, UsageCounts, UsageFile, today
+from penstock.config.key_usage import OPERATOR, KeyStorage, KeyUse, ServerUsage, UsageCounts, UsageFile, today
 from penstock.doors.access.meter import UsedTokens
 from penstock.errors import PenstockError
 
@@ -18,13 +18,13 @@ logger = logging.getLogger("penstock.keys")
 WRITE_INTERVAL_S = 5.0  # the most that a crash can lose
 
 NO_TOKENS = UsedTokens()
-Holdings = Callable[[], Mapping[str | None, KeyHoldings]]
+StorageByOwner = Callable[[], Mapping[str | None, KeyStorage]]
 
 
 class UsageLog:
     """Safe in any thread. Writes between `start` and `stop`; without a folder of keys, counts in memory only.
 
-    holdings: what each owner has in the workspace.
+    storage_by_owner: what each owner has in the workspace.
     workspace: its path.
     """
 
@@ -38,7 +38,7 @@ class UsageLog:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failed = False
-        self.holdings: Holdings = dict
+        self.storage_by_owner: StorageByOwner = dict
         self.workspace: str | None = None
 
     def count(self, owner: str | None, tokens: UsedTokens = NO_TOKENS, *, requests: int = 0) -> None:
@@ -69,7 +69,7 @@ class UsageLog:
         if self._keys is None or not self._keys.is_dir():
             return  # there are no keys
         try:
-            held = {owner or OPERATOR: one for owner, one in self.holdings().items()}
+            held = {owner or OPERATOR: one for owner, one in self.storage_by_owner().items()}
             self._add_new()
             if self._file is None and (self._used or held):
                 self._file = UsageFile(self._keys)

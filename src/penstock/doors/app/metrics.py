@@ -115,7 +115,7 @@ class EngineCollector(Collector):
                 continue
             name, sequences = hosted.name, hosted.engine.sequences
             found = [*list(sequences.queued.values()), *list(sequences.holders.values())]
-            counts = Counter(seq.shown_state for seq in found)
+            counts = Counter(seq.display_state for seq in found)
             for state in (SequenceState.WAITING, SequenceState.RUNNING, SequenceState.PAUSED, SequenceState.WAITING_PREEMPT):
                 states.add_metric([name, state.name.lower()], counts[state])
             open_jobs.add_metric([name], len(hosted.jobs.open_jobs))

@@ -101,7 +101,7 @@ def state_of(job: Job, sequences: Sequence[EngineSequence]) -> str:
     """The state of a job in a word that a user knows: reading, although between two prompt chunks its sequence is PAUSED."""
     if not sequences:
         return "waiting"
-    state = sequences[0].shown_state
+    state = sequences[0].display_state
     return "reading" if state in HOLDS_KV and job.prefilled < len(job.prompt_ids) else state.name.lower()
 
 

@@ -99,20 +99,20 @@ class AnswerResponse(Response):
         running, framing = self._running, self._framing
         headers = [(b"content-type", framing.media_type), *STREAMED, *self._more_headers]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        silence = Silence(self._keep_alive, running.wake)
+        timer = KeepAliveTimer(self._keep_alive, running.wake)
         frames = [framing.frame(event) for event in self._answer.begin()]
         try:
             while True:
                 if frames:
                     await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
-                    silence.broken()
+                    timer.reset()
                 if running.done:
                     break
                 frames = [frame for number, update in await running.read() for frame in self._frames(number, update)]
-                if not frames and framing.comment is not None and silence.too_long:
+                if not frames and framing.comment is not None and timer.has_run_out:
                     frames = [framing.comment("keep-alive")]
         finally:
-            silence.close()
+            timer.close()
         if not left.is_set():  # or half an answer would be stored
             await send({"type": "http.response.body", "body": b"".join([*await self._last_frames(), framing.done])})
 
@@ -191,7 +191,7 @@ class AnswerResponse(Response):
         return facts
 
 
-class Silence:
+class KeepAliveTimer:
     """Wakes the writer of a stream that has sent nothing for `limit` seconds. One timer per stream: one per token is too many."""
 
     def __init__(self, limit: float, wake: Callable[[], None]) -> None:
@@ -201,18 +201,18 @@ class Silence:
         self._since = self._loop.time()
         self._timer = self._loop.call_later(limit, self._check)
 
-    def broken(self) -> None:
+    def reset(self) -> None:
         self._since = self._loop.time()
 
     @property
-    def too_long(self) -> bool:
+    def has_run_out(self) -> bool:
         return self._loop.time() >= self._since + self._limit
 
     def close(self) -> None:
         self._timer.cancel()
 
     def _check(self) -> None:
-        if self.too_long:
+        if self.has_run_out:
             self._wake()
         left = self._since + self._limit - self._loop.time()
         self._timer = self._loop.call_later(left if left > 0 else self._limit, self._check)

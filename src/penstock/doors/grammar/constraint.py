@@ -1,6 +1,6 @@
 """GrammarConstraint: the position of one output in a grammar that lives in another process.
 
-The process computes the next mask while the layers run. The compute thread waits for a late one only as long as its Patience
+The process computes the next mask while the layers run. The compute thread waits for a late one only as long as its WaitBudget
 allows; then the engine goes on without it, and asks again after its next pass.
 """
 
@@ -22,14 +22,14 @@ SIMPLIFY = "Make it smaller and less ambiguous, and combine fewer patterns for o
 HOLD_SHARE = 0.25  # of the compute thread's time, in the long run
 
 
-class Patience:
+class WaitBudget:
     """A time budget: at most `limit` seconds at once, and a `share` of all time. The default share is that of the compute
     thread's waiting for masks."""
 
     def __init__(
         self,
         limit: float,
-        shared: Patience | None = None,
+        shared: WaitBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         share: float = HOLD_SHARE,
@@ -57,23 +57,23 @@ class Patience:
 class GrammarFactory:
     """Makes the Constraint of each output."""
 
-    def __init__(self, grammar: RemoteGrammar, mask: bytes, patience: Patience, field: str) -> None:
+    def __init__(self, grammar: RemoteGrammar, mask: bytes, wait_budget: WaitBudget, field: str) -> None:
         self._grammar = grammar
         self._mask = mask
-        self._patience = patience
+        self._wait_budget = wait_budget
         self._field = field
         grammar.users.add(self)
 
     def __call__(self) -> GrammarConstraint:
-        return GrammarConstraint(self._grammar, self._mask, self._patience, self._field)
+        return GrammarConstraint(self._grammar, self._mask, self._wait_budget, self._field)
 
 
 class GrammarConstraint:
     """End-of-text tokens are allowed where the grammar accepts."""
 
-    def __init__(self, grammar: RemoteGrammar, mask: bytes, patience: Patience, field: str) -> None:
+    def __init__(self, grammar: RemoteGrammar, mask: bytes, wait_budget: WaitBudget, field: str) -> None:
         self._grammar = grammar
-        self._patience = patience
+        self._wait_budget = wait_budget
         self._field = field
         self._position = 0  # changes with every token that is accepted or undone
         self._requested = 0  # the position of the mask that was requested last
@@ -129,11 +129,11 @@ class GrammarConstraint:
                 self._error = RequestError(message, field=self._field, hint="Simplify the grammar.")
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
-        """Wait for the process while there is patience. Returns whether it is done; raises if the constraint has failed."""
+        """Wait for the process while there is wait_budget. Returns whether it is done; raises if the constraint has failed."""
         grammar = self._grammar
         grammar.read()
-        while not is_done() and self._error is None and grammar.failure is None and (left := self._patience.left) > 0:
-            self._patience.spend(grammar.wait(left))
+        while not is_done() and self._error is None and grammar.failure is None and (left := self._wait_budget.left) > 0:
+            self._wait_budget.spend(grammar.wait(left))
         if self._error is None and isinstance(grammar.failure, TooComplex):
             self._error = self._too_complex(grammar.failure)
         if (error := self._error or grammar.failure) is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from weakref import WeakSet
 
-from penstock.doors.grammar.constraint import GrammarFactory, Patience
+from penstock.doors.grammar.constraint import GrammarFactory, WaitBudget
 from penstock.doors.grammar.remote import (
     ABORT_POLL_S,
     Aborted,
@@ -81,14 +81,14 @@ class _GrammarAccount:
     """The grammars of a key, and its time budgets.
 
     turn: held while a grammar of the key is compiled, one at a time.
-    compile_time: CPU time that the key may use for compiling now.
+    compile_budget: CPU time that the key may use for compiling now.
     """
 
-    def __init__(self, limits: GrammarLimits, shared: Patience) -> None:
+    def __init__(self, limits: GrammarLimits, shared: WaitBudget) -> None:
         self._max_memory = limits.memory_bytes
         self._grammars: WeakSet[RemoteGrammar] = WeakSet()
-        self.patience = Patience(KEY_SHARE * limits.hold_s, shared)
-        self.compile_time = Patience(COMPILE_BURST_S, share=COMPILE_SHARE)
+        self.wait_budget = WaitBudget(KEY_SHARE * limits.hold_s, shared)
+        self.compile_budget = WaitBudget(COMPILE_BURST_S, share=COMPILE_SHARE)
         self.turn = threading.Lock()
 
     def add(self, grammar: RemoteGrammar) -> None:
@@ -116,7 +116,7 @@ class GrammarPool:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[GrammarKey, _Compiled] = OrderedDict()  # the least recently used first
         self._accounts: dict[str | None, _GrammarAccount] = {}
-        self._patience = Patience(limits.hold_s)
+        self._wait_budget = WaitBudget(limits.hold_s)
         self._refused: OrderedDict[bytes, Literal["CPU time", "memory"]] = OrderedDict()
 
     def factory(
@@ -127,7 +127,7 @@ class GrammarPool:
         keep: for later requests.
         """
         with self._lock:
-            account = self._accounts.setdefault(key.owner, _GrammarAccount(self._limits, self._patience))
+            account = self._accounts.setdefault(key.owner, _GrammarAccount(self._limits, self._wait_budget))
         found = self._find(key, field, account)
         if found is not None:
             return found
@@ -135,11 +135,11 @@ class GrammarPool:
             found = self._find(key, field, account)  # it was compiled while we waited
             if found is not None:
                 return found
-            while key.owner is not None and account.compile_time.left <= 0:  # the operator may use the whole machine
+            while key.owner is not None and account.compile_budget.left <= 0:  # the operator may use the whole machine
                 check_client(aborted)
                 time.sleep(ABORT_POLL_S)
             compiled = self._compile(key, account, budget, aborted)
-            made = GrammarFactory(compiled.grammar, compiled.mask, account.patience, field)
+            made = GrammarFactory(compiled.grammar, compiled.mask, account.wait_budget, field)
             if keep:
                 self._keep(key, compiled)
             return made
@@ -160,7 +160,7 @@ class GrammarPool:
             found.uses += 1
             if found.uses < MAX_USES:
                 self._compiled[key] = found
-            return GrammarFactory(found.grammar, found.mask, account.patience, field)
+            return GrammarFactory(found.grammar, found.mask, account.wait_budget, field)
 
     def _compile(self, key: GrammarKey, account: _GrammarAccount, budget: CpuBudget, aborted: threading.Event) -> _Compiled:
         digest = hashlib.sha256(f"{key.kind} {key.text}".encode("utf-8", "replace")).digest()
@@ -190,7 +190,7 @@ class GrammarPool:
             raise
         finally:
             budget.left -= spent
-            account.compile_time.spend(min(spent + PROCESS_CPU_S, MAX_COMPILE_CHARGE_S))
+            account.compile_budget.spend(min(spent + PROCESS_CPU_S, MAX_COMPILE_CHARGE_S))
         return _Compiled(grammar, mask)
 
     def _keep(self, key: GrammarKey, compiled: _Compiled) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.config.key_usage import KeyHoldings
+from penstock.config.key_usage import KeyStorage
 from penstock.config.node import WorkspaceConfig
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.jobs.endpoints import JobApi
@@ -47,7 +47,7 @@ class Backlog:
 
         workspace.usage.limits_of = storage_limits
         api.usage.workspace = str(workspace.path.absolute())
-        api.usage.holdings = lambda: {owner: KeyHoldings(*stored) for owner, stored in workspace.usage.totals().items()}
+        api.usage.storage_by_owner = lambda: {owner: KeyStorage(*stored) for owner, stored in workspace.usage.totals().items()}
 
         def vet(owner: str | None, model: str | None) -> None:
             default = next(iter(api.catalog.models), None)

@@ -96,7 +96,7 @@ class EngineTask:
             self.writer = AnswerWriter(self._exchange, self._exchange.answer(new_public_id(), prompts))
         if len(jobs) == 1:
             return hosted.jobs.start_job(jobs[0], sink, counted=False, job_id=job_id).cancel
-        return _Together(sink, len(jobs)).start(
+        return _JobGroup(sink, len(jobs)).start(
             [functools.partial(hosted.jobs.start_job, job, counted=False, job_id=f"{job_id}_{i}") for i, job in enumerate(jobs)]
         )
 
@@ -120,7 +120,7 @@ class AnswerWriter:
         return encode(self.answer.whole(usage)).decode()
 
 
-class _Together:
+class _JobGroup:
     """Runs several jobs of the engine as one task, which ends when all of them have, or with the first error."""
 
     def __init__(self, sink: Sink, count: int) -> None:

@@ -24,7 +24,7 @@ class ToolPlan:
     def with_answer(self, answer: AnswerRule) -> ToolPlan:
         """The same where an answer without calls follows a rule."""
         assert self.grammar is not None
-        form = self.grammar.format.beside_answer
+        form = self.grammar.format.calls_or_answer
         return replace(self, grammar=replace(self.grammar, format=form, answer=answer), parser=lambda: ToolParser(form))
 
 

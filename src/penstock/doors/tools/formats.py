@@ -41,7 +41,7 @@ class ToolFormat:
         return self.tag, self.begin, self.before, self.middle, self.after, self.between, self.end
 
     @property
-    def beside_answer(self) -> ToolFormat:
+    def calls_or_answer(self) -> ToolFormat:
         """This format for outputs that are either calls alone or an answer that follows a rule. The tag comes before the calls,
         since the answer may be JSON, too."""
         return replace(self, anywhere=False, begin=self.tag + self.begin, marker=self.tag or self.marker, tag="")

@@ -52,7 +52,7 @@ class WatchedLeg:
 
 @dataclass(slots=True)
 class WatchedNode:
-    heard: float  # when its last Pong came
+    last_pong: float  # when its last Pong came
     pings: int = 0  # sent until then
     age: float = 0.0  # of its compute thread's last sign of life
     expected: float = 0.0
@@ -114,7 +114,7 @@ class RouteHealth:
         node = self.nodes.get(sender)
         took = None
         if node is not None:
-            node.heard, node.pings = max(node.heard, at), self.pings
+            node.last_pong, node.pings = max(node.last_pong, at), self.pings
             if node.stamp < pong.stamp <= at * 1e9 + 1:  # an answer to a Ping that was sent, and the newest
                 node.age, node.expected, node.passes, node.stamp = pong.age, pong.expected, pong.passes, pong.stamp
                 took = max(0.0, at - pong.stamp / 1e9)
@@ -182,7 +182,7 @@ class RouteHealth:
         """The node or the leg that is dead, if one is."""
         # nothing counts as silent before MIN_SILENCE_S, and this runs at every tick
         since = now - MIN_SILENCE_S
-        silent = [name for name, node in self.nodes.items() if node.heard < since and self._is_unheard(node, now)]
+        silent = [name for name, node in self.nodes.items() if node.last_pong < since and self._is_silent(node, now)]
         if silent:
             return Trouble(f"node {' and '.join(silent)} does not answer", silent)
         hung = [name for name, node in self.nodes.items() if node.age > MIN_SILENCE_S and is_silent(node.age, node.expected)]
@@ -199,14 +199,14 @@ class RouteHealth:
         """Blame the end of a leg that has answered no Ping since the leg went dead, or both ends if both have answered."""
         ends = {before, station.node} - {self.origin}
         since = self.legs[station].waiting_since or 0.0
-        silent = sorted(name for name in ends if self.nodes[name].heard < since)
+        silent = sorted(name for name in ends if self.nodes[name].last_pong < since)
         if silent:
             return Trouble(f"node {' and '.join(silent)} does not answer", silent)
         return Trouble(f"nothing arrives from node {before} at node {station.node}", ends)
 
-    def _is_unheard(self, node: WatchedNode, now: float) -> bool:
+    def _is_silent(self, node: WatchedNode, now: float) -> bool:
         timeout = max(MIN_SILENCE_S, SILENCE_FACTOR * node.slowest)
-        return now - node.heard > timeout and self.pings - node.pings >= MIN_UNANSWERED
+        return now - node.last_pong > timeout and self.pings - node.pings >= MIN_UNANSWERED
 
     def _is_dead(
         self, before: Station | None, station: Station, now: float, bytes_per_second: Callable[[Station], float]

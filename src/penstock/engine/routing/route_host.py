@@ -165,7 +165,7 @@ class RouteHost:
         now = self._clock()
         self._waiting = {origin: until for origin, until in self._waiting.items() if until > now}
         have = {route: (self._granted(route), self._share(route)) for route in self.routes.values()}
-        if not self._still_waiting and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
+        if not self._waiting_origins and not any(granted < min(route.wants, share) for route, (granted, share) in have.items()):
             have = {}
         # origins that want less than they have give that back first
         have = {route: (granted, min(share, max(route.wants, MIN_LEASE_BLOCKS))) for route, (granted, share) in have.items()}
@@ -386,7 +386,7 @@ class RouteHost:
     def _share_of(self, stage: Stage, route: HostedRoute) -> int:
         left = stage.segment.kv_blocks
         others = sorted(self.routes[other].wants for other in stage.leases if other != route.id)
-        parts = len(others) + 1 + self._still_waiting
+        parts = len(others) + 1 + self._waiting_origins
         for wants in others:
             if wants >= left // parts:
                 break
@@ -394,7 +394,7 @@ class RouteHost:
         return left // parts
 
     @property
-    def _still_waiting(self) -> int:
+    def _waiting_origins(self) -> int:
         """How many origins found no memory and still have none. One that got some is remembered for a while: it may have to give
         that back and start again, because another node of its path has none."""
         return len(self._waiting.keys() - {route.origin for route in self.routes})

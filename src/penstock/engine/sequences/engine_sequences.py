@@ -300,9 +300,9 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
     def end_if_complete(self, seq: Sequence, constraint: Constraint, mask: np.ndarray) -> bool:
         """End an output if its constraint, which was late, now shows that it can end: the text is complete, no more tokens are
         allowed, or a resumed output may end as it did. Raises if it may not."""
-        if seq.late_end is not None:
+        if seq.pending_end is not None:
             check_end(seq, constraint, mask)
-            self.free_seq(seq, *seq.late_end)
+            self.free_seq(seq, *seq.pending_end)
             return True
         if not constraint.complete and seq.generated < seq.job.max_tokens:
             return False
@@ -395,7 +395,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             return
         keys = seq.chain.up_to(seq.tokens, full)[seq.committed :] if pool.prefix_cache else []
         pool.commit(seq.table[seq.committed * pool.groups : full * pool.groups], keys)
-        pool.release_unseen(seq.table, full)
+        pool.release_outside_window(seq.table, full)
         self._notify(NoticeKind.STEP_COMPLETED, seq, *keys, first=full - len(keys))
         seq.committed = full
 
@@ -420,7 +420,7 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
         if accepted is not None and accepted.reason is not None and accepted.unseen and seq.constraint is not None:
             mask = mask_of_end(seq, seq.constraint)
             if mask is None:
-                seq.late_end, accepted = (accepted.reason, accepted.stop_reason), None
+                seq.pending_end, accepted = (accepted.reason, accepted.stop_reason), None
             else:
                 check_end(seq, seq.constraint, mask)
         self.answers.send_replayed(seq, "".join(pieces))

@@ -110,7 +110,7 @@ class WorkerSequenceManager(SequenceManager[NetworkJob, Verdict, Notice]):
             self.pool.commit(replica.table[notice.first_block * groups : full * groups], notice.keys)
             done = min((notice.first_block + len(notice.keys)) * size, replica.stage_processed)
             replica.step_processed = max(replica.step_processed, done)
-            self.pool.release_unseen(replica.table, done // size)
+            self.pool.release_outside_window(replica.table, done // size)
 
     def on_decode_step(self, replicas: Iterable[Replica]) -> None:
         """Record that one more token of each of these passed this stage, like `on_schedule` and `on_stage_completed` for Spans of

@@ -51,7 +51,7 @@ class _StageColumns(NamedTuple):
     batch: Batch
 
 
-class _Ahead(NamedTuple):
+class _EarlyStep(NamedTuple):
     """A step that was started before its turn. members: its rows that are left; None for all."""
 
     pending: PendingSamples
@@ -74,7 +74,7 @@ class SteadyDecode:
         self._changes = -1  # `sequences.changes` for which the columns are valid
         self._steps = -1  # ... and `stats.steps`
         self._since_scheduled = 0
-        self._ahead: _Ahead | None = None
+        self._early_step: _EarlyStep | None = None
         self._ended = 0.0  # when the last step did
 
     def step(self) -> bool:
@@ -83,7 +83,7 @@ class SteadyDecode:
             return False
         self._pass_on_notices()
         samples = None
-        grown = self._growing(self._starts) if self._ahead is None else []  # a step that has begun has its blocks
+        grown = self._growing(self._starts) if self._early_step is None else []  # a step that has begun has its blocks
         if self._take_blocks(grown, self._starts):
             with contextlib.suppress(Exception):  # the general path repeats it, and finds the cause
                 samples = self._compute()
@@ -153,7 +153,7 @@ class SteadyDecode:
             self._context.sequences.trim(self._seqs)
         for columns in self._stages:
             columns.lease.trim(columns.replicas)
-        self._seqs, self._rows, self._stages, self._hosted, self._changes, self._ahead = [], [], [], None, -1, None
+        self._seqs, self._rows, self._stages, self._hosted, self._changes, self._early_step = [], [], [], None, -1, None
 
     # ---- the step ----
 
@@ -221,13 +221,13 @@ class SteadyDecode:
     def _compute_whole(self, decoder: StepDecoder) -> list[Sample] | None:
         """`_compute` with a decoder that takes whole steps through all segments, from token to token."""
         context, clock, stages = self._context, self._context.clock, self._stages
-        ahead, self._ahead = self._ahead, None
+        ahead, self._early_step = self._early_step, None
         began = clock() if ahead is None else self._ended
         if ahead is None:
             batches = [columns.batch for columns in stages]
-            ahead = _Ahead(decoder.launch(batches, [seq.tokens[-1] for seq in self._seqs], self._rows))
+            ahead = _EarlyStep(decoder.launch(batches, [seq.tokens[-1] for seq in self._seqs], self._rows))
         if ahead.members is None:
-            self._ahead = self._begin_next(decoder)
+            self._early_step = self._launch_next_early(decoder)
         with context.heartbeat.in_pass(sum(columns.part.stage.expected_decode_seconds(columns.batch) for columns in stages)):
             samples = ahead.pending.wait()
         if ahead.members is not None:
@@ -242,18 +242,18 @@ class SteadyDecode:
         self._observe(0.0, services, 0.0)
         return samples
 
-    def _begin_next(self, decoder: StepDecoder) -> _Ahead | None:
+    def _launch_next_early(self, decoder: StepDecoder) -> _EarlyStep | None:
         """Start the step after this one, with the tokens that this one chooses. None if the host must know these first."""
         if self._context.sequences.queued and self._since_scheduled >= MAX_STEPS:
             return None  # it is the scheduler's turn
-        if not decoder.foresees(self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
+        if not decoder.can_launch_early(self._rows) or any(seq.generated + 1 >= seq.job.max_tokens for seq in self._seqs):
             return None
         starts = self._starts + 1
         batches = [Batch(starts, columns.batch.counts, columns.batch.tables) for columns in self._stages]
         if not decoder.fits(batches[0]) or not self._take_blocks(self._growing(starts), starts):
             return None
         with contextlib.suppress(Exception):  # an error shows up again when it is this step's turn
-            return _Ahead(decoder.launch(batches, None, self._rows))
+            return _EarlyStep(decoder.launch(batches, None, self._rows))
         return None
 
     def _advance(self, samples: list[Sample]) -> None:
@@ -277,8 +277,8 @@ class SteadyDecode:
         if sequences.queued or not keep or len(keep) != len(sequences.holders):
             self.forget()
             return
-        if self._ahead is not None:
-            self._ahead = self._ahead._replace(members=keep)
+        if self._early_step is not None:
+            self._early_step = self._early_step._replace(members=keep)
         self._seqs, self._rows = [self._seqs[i] for i in keep], [self._rows[i] for i in keep]
         self._starts = self._starts[keep]
         self._stages = [

@@ -67,10 +67,10 @@ class SampleRow:
     @property
     def plain(self) -> bool:
         """Whether it takes the best token of the unchanged logits, and needs nothing else."""
-        return self.greedy and self.foreseeable and self.logprobs is None and not self.biased
+        return self.greedy and self.history_independent and self.logprobs is None and not self.biased
 
     @property
-    def foreseeable(self) -> bool:
+    def history_independent(self) -> bool:
         """Whether its settings do not depend on the earlier tokens: then a token can be chosen before those are known."""
         return self.penalties is None and self.allowed is None and not self.banned
 

@@ -63,7 +63,8 @@ def launch(
 ) -> PendingSamples:
     """Begin to choose a token for each row of logits [R, vocab] in fp32, which may be changed in place.
 
-    ahead: tokens of each row that the host does not know yet. Then all rows must be `foreseeable`, unless a picker knows more.
+    ahead: tokens of each row that the host does not know yet. Then all rows must be `history_independent`,
+        unless a picker knows more.
     broken: [R], True for rows whose logits are not numbers; their token is -1.
     """
     if logits.device.type == "mps":

@@ -10,7 +10,7 @@ from tokenizers.decoders import ByteLevel, DecodeStream
 from penstock.model.text.token_bytes import written_bytes
 
 MAX_CHARACTER_BYTES = 4
-MAX_HELD = 8  # tokens without text; after more, no character is coming
+MAX_TOKENS_WITHOUT_TEXT = 8  # tokens without text; after more, no character is coming
 REPLACEMENT = "\ufffd"
 
 open_utf8 = codecs.getincrementaldecoder("utf-8")
@@ -67,7 +67,7 @@ class TextStream:
     """Decodes tokens of any vocabulary.
 
     The tokenizer's own stream decodes all that it holds back again with each token, and fails on bytes that are not UTF-8. After
-    `MAX_HELD` tokens without text, more than any character has, or such a failure, this one decodes a short window itself.
+    `MAX_TOKENS_WITHOUT_TEXT`, more than any character has, or such a failure, this one decodes a short window itself.
     """
 
     def __init__(self, rust: RustTokenizer, skip_special: bool) -> None:
@@ -89,9 +89,9 @@ class TextStream:
             return self._leave_stream()
         if text:
             self._held = 0
-            if len(self._window) > 2 * MAX_HELD:
-                del self._window[:MAX_HELD]
-        return text if text or self._held <= MAX_HELD else self._leave_stream()
+            if len(self._window) > 2 * MAX_TOKENS_WITHOUT_TEXT:
+                del self._window[:MAX_TOKENS_WITHOUT_TEXT]
+        return text if text or self._held <= MAX_TOKENS_WITHOUT_TEXT else self._leave_stream()
 
     def flush(self) -> str:
         """Return what was held back; a character that was never completed becomes a replacement character."""
@@ -108,20 +108,20 @@ class TextStream:
         text = self._text()
         settled = len(text)
         if text.endswith(REPLACEMENT):
-            if self._held <= MAX_HELD:
+            if self._held <= MAX_TOKENS_WITHOUT_TEXT:
                 return ""
             settled -= MAX_CHARACTER_BYTES - 1
         else:
             self._held = 0
         new, self._sent = text[self._sent : settled], max(self._sent, settled)
-        if len(self._window) > 2 * MAX_HELD:
+        if len(self._window) > 2 * MAX_TOKENS_WITHOUT_TEXT:
             self._shorten(text)
         return new
 
     def _shorten(self, text: str) -> None:
         """Forget the first tokens of the window, if possible not in the middle of a character."""
-        cuts = range(MAX_HELD, MAX_HELD - MAX_CHARACTER_BYTES, -1)
-        cut = next((cut for cut in cuts if text.endswith(self._text(cut))), MAX_HELD)
+        cuts = range(MAX_TOKENS_WITHOUT_TEXT, MAX_TOKENS_WITHOUT_TEXT - MAX_CHARACTER_BYTES, -1)
+        cut = next((cut for cut in cuts if text.endswith(self._text(cut))), MAX_TOKENS_WITHOUT_TEXT)
         unsent = len(text) - self._sent
         del self._window[:cut]
         self._sent = max(0, len(self._text()) - unsent)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 KEEPS_ALL = frozenset(("ByteLevel", "Digits", "Split"))  # steps before the model that split a text but keep all of it
-SHOWN_BYTES = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))  # written as the character of that number
+PRINTABLE_BYTES = frozenset((*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)))  # written as that character
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ def token_bytes(path: Path) -> TokenBytes | None:
 
 def written_bytes() -> list[str]:
     """How a byte-level vocabulary writes each byte as a character: control characters and spaces are numbered from 256."""
-    hidden = [byte for byte in range(256) if byte not in SHOWN_BYTES]
-    return [chr(byte if byte in SHOWN_BYTES else 256 + hidden.index(byte)) for byte in range(256)]
+    hidden = [byte for byte in range(256) if byte not in PRINTABLE_BYTES]
+    return [chr(byte if byte in PRINTABLE_BYTES else 256 + hidden.index(byte)) for byte in range(256)]
 
 
 def _steps(step: Mapping[str, Any] | None) -> Iterator[Mapping[str, Any]]:

@@ -126,7 +126,7 @@ class LocalDecoder:
     def fits(self, batch: Batch) -> bool:
         return self.graphs.inputs.fits(batch)
 
-    def foresees(self, rows: Sequence[SampleRow]) -> bool:
+    def can_launch_early(self, rows: Sequence[SampleRow]) -> bool:
         return all(row.allowed is None for row in rows)
 
     @torch.inference_mode()

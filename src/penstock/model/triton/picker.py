@@ -60,7 +60,7 @@ class CardPicker:
             if self._room is None or len(self._room.tokens) < len(rows):
                 self._room = None  # its memory can be used for the new one
                 self._room = SamplingRoom(1 << (len(rows) - 1).bit_length(), self._vocab, self._device)
-            places = self._settle(self._table, rows, ahead)
+            places = self._sync_slots(self._table, rows, ahead)
             positions = [len(row.tokens) + ahead for row in rows]
             columns = upload(np.array([[place.slot for place in places], positions]), self._device)
             masks, mask_rows = self._masks(rows)
@@ -72,7 +72,7 @@ class CardPicker:
                 place.counted = position + 1
             return tokens
 
-    def _settle(self, table: SamplingTable, rows: Sequence[SampleRow], ahead: int) -> list[_Slot]:
+    def _sync_slots(self, table: SamplingTable, rows: Sequence[SampleRow], ahead: int) -> list[_Slot]:
         """Bring the table up to date for these rows at their positions."""
         found, new, dropped = [], {}, []
         for row in rows:

@@ -29,7 +29,7 @@ Serve = Callable[[socket.socket, str], bool]
 """Serves a connection from an address, and returns whether it stays open: then the callee closes it."""
 
 
-class _Guest(NamedTuple):
+class _PendingConnection(NamedTuple):
     connection: socket.socket
     address: str
     thread: threading.Thread
@@ -51,7 +51,7 @@ class StrangerListener:
         self.context.load_cert_chain(network.certificate_file, network.key_file)
         self.certificate = load_certificate(files.read(network.certificate_file)).public_bytes(Encoding.DER)
         self._serve = serve
-        self._guests: dict[socket.socket, _Guest] = {}  # the oldest first
+        self._guests: dict[socket.socket, _PendingConnection] = {}  # the oldest first
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._socket = _listen_at(endpoint)
@@ -80,7 +80,7 @@ class StrangerListener:
             address = str(peer[0])
             thread = threading.Thread(target=self._run, args=(connection, address), name="penstock-stranger", daemon=True)
             with self._lock:
-                self._guests[connection] = _Guest(connection, address, thread)
+                self._guests[connection] = _PendingConnection(connection, address, thread)
             try:
                 thread.start()
             except (RuntimeError, MemoryError):  # the system has no thread for it now

@@ -39,14 +39,14 @@ def _number(value: object, maximum: int) -> int:
     return min(int(value), maximum) if isinstance(value, int) and value > 0 else 0
 
 
-def within_room(fact: Mapping[str, Any], set_aside: int, free: int | None) -> tuple[Mapping[str, Any], int | None]:
+def fit_into_room(fact: Mapping[str, Any], reserved: int, free: int | None) -> tuple[Mapping[str, Any], int | None]:
     """Return a line's outcome, or a refusal if the journal and the output file have no room for it; and the bytes then left.
 
-    set_aside: bytes already reserved for the line and its job, not part of `free`.
+    reserved: bytes already reserved for the line and its job, not part of `free`.
     free: bytes the owner has left; None for no limit."""
     if free is None:
         return fact, None
-    more = COPIES * entry_bytes(fact) + OUTPUT_LINE_BYTES - set_aside
+    more = COPIES * entry_bytes(fact) + OUTPUT_LINE_BYTES - reserved
     if more <= max(0, free):
         return fact, free - more
     error = StorageLimit(

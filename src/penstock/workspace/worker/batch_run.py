@@ -37,7 +37,7 @@ from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest
 from penstock.workspace.work import Work
-from penstock.workspace.worker.answer_room import OUTPUT_LINE_BYTES, answer_bytes, within_room
+from penstock.workspace.worker.answer_room import OUTPUT_LINE_BYTES, answer_bytes, fit_into_room
 from penstock.workspace.worker.line_jobs import LineJob, job_bytes, outcome_of, request_of
 
 SUBMIT_BUDGET_S = 0.5  # for one step: a disk may be slow, and a stop must not wait
@@ -314,7 +314,7 @@ class BatchRun:
             if place in FINISHED:
                 outcome = {"job": job.job_id, **outcome_of(self._flow, job.job_id, cancellation)}
                 fact: Fact = {"n": n, "custom_id": self._lines.line(n).custom_id, **outcome}
-                fact, free = within_room(fact, job.bytes, free)
+                fact, free = fit_into_room(fact, job.bytes, free)
                 facts.append(fact)
             elif place is None:  # it was removed by hand: submit it again
                 del self._jobs[n]
