@@ -28,8 +28,9 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     sandbox = [] if os.getuid() else ["--no-sandbox"]  # Chromium refuses to run as root with one
+    no_gpu = ["--disable-gpu", "--disable-software-rasterizer"]  # a process that plays one costs a tenth of all
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, "--disable-dev-shm-usage"])
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=[*sandbox, *no_gpu, "--disable-dev-shm-usage"])
         yield browser
         browser.close()
 

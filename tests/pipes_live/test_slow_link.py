@@ -1,4 +1,4 @@
-"""A wide model over a link of 20 Mbit/s, with real processes: what is slow is not taken for lost, and the link stays."""
+"""A wide model over a link of 10 Mbit/s, with real processes: what is slow is not taken for lost, and the link stays."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from tests.small_model import write_small_model
 folder, default, width = sys.argv[1:]
 write_small_model(Path(folder), Path(default), width=int(width), inner=256, head=32, tied=True)
 """
-BYTES_PER_SECOND = 20e6 / 8
-WIDTH = 4096
+BYTES_PER_SECOND = 10e6 / 8
+WIDTH = 2048
 TOKENS = 24  # of each answer
-SENTENCES = 190  # some 2,000 tokens, and so 33 MB of hidden states on their way to the other node
+SENTENCES = 190  # some 2,000 tokens, and so 16 MB of hidden states on their way to the other node
 
 
 @pytest.fixture
 def linked(default_model_folder: Path, tmp_path: Path) -> Iterator[tuple[Cluster, SlowLink]]:
     """`a` has the ends and the last layer, `b` the first one; the only link between them is slow."""
     model = tmp_path / "model"
-    # in a process of its own, which needs two gigabytes for it
+    # in a process of its own, which needs a gigabyte for it
     subprocess.run([sys.executable, "-c", WRITE, model, default_model_folder, str(WIDTH)], cwd=ROOT, check=True)
     specs = {"a": Spec(layers="1:2", ends=True, kv_memory="1GB"), "b": Spec(layers="0:1", kv_memory="1GB")}
     with (
