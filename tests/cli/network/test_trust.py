@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from penstock.cli.app import app
 from penstock.cli.network import invitations as network_invitations
+from penstock.cli.network import options as network_options
 from penstock.cli.network.network import app as network_app
 from penstock.config.home import Home
 from penstock.domain.duration import parse_duration
@@ -202,5 +203,5 @@ def test_the_page_about_networks_names_every_command_and_no_other() -> None:
 def test_help_comes_without_cryptography_and_knows_its_defaults() -> None:
     program = "import sys, penstock.cli.app, penstock.config.settings; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
-    assert network_invitations.NODE_DAYS == NODE_DAYS
+    assert network_options.NODE_DAYS == NODE_DAYS
     assert timedelta(seconds=parse_duration(network_invitations.LIFETIME) or 0) == LIFETIME

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.network.joined import chosen_name
-from penstock.cli.network.members import AddressOption, NetworkOption
+from penstock.cli.network.options import NODE_DAYS, AddressOption, NetworkOption, chosen_name
 from penstock.cli.options import JsonOption
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
 from penstock.cli.ui.output import print_json, print_table
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from penstock.network.trust.authority import IssuedMember
     from penstock.network.trust.invitation_book import BookedInvitation
 
-NODE_DAYS = 365  # also in certificates.py; importing that would make every `--help` 50 ms slower
 LIFETIME = "6h"  # also in admission.py
 
 

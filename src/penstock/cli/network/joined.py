@@ -9,27 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.network.options import chosen_name
 from penstock.cli.options import JsonOption
 from penstock.cli.ui.output import print_json, print_table
 from penstock.config.home import Home, this_home
-from penstock.errors import ConfigError, PenstockError, Untrusted
+from penstock.errors import PenstockError, Untrusted
 
 if TYPE_CHECKING:
     from penstock.network.trust.invitation import Invitation
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock network list`.")]
-
-
-def chosen_name(found: Home, name: str | None) -> str:
-    """Return the given name, or that of the current network."""
-    chosen = name or found.current()
-    if chosen is None:
-        names = ", ".join(found.names())
-        raise ConfigError(
-            "This machine has no current network.",
-            hint=f"Choose one of {names}: penstock network use NAME" if names else "Create one: penstock network create NAME",
-        )
-    return chosen
 
 
 def join(

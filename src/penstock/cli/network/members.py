@@ -8,24 +8,12 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.network.joined import chosen_name
+from penstock.cli.network.options import AddressOption, NetworkOption, chosen_name
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_table
 from penstock.config.home import this_home
 from penstock.config.node import host_name
 from penstock.errors import ConfigError
-
-AddressOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--address",
-        metavar="HOST",
-        help="Another name or address of this machine, in addition to those that it finds itself; may be given several times.",
-    ),
-]
-NetworkOption = Annotated[
-    str | None, typer.Option("--network", metavar="NAME", help="The network; by default the current one of this machine.")
-]
 
 
 def create(

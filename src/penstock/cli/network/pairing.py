@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.network.invitations import NODE_DAYS
-from penstock.cli.network.joined import chosen_name
-from penstock.cli.network.members import AddressOption, NetworkOption
+from penstock.cli.network.options import NODE_DAYS, AddressOption, NetworkOption, chosen_name
 from penstock.config.home import JoinedNetwork, this_home
 from penstock.errors import Untrusted
 
