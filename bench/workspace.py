@@ -131,8 +131,10 @@ def _calls_of_a_life(args: argparse.Namespace) -> dict[str, dict[str, float]]:
 def show_submit(results: dict[str, Any]) -> str:
     rows = [("", "jobs per second"), *((name, spread(rates, ",.0f")) for name, rates in results["rates"].items())]
     per = {"submit": results["calls_per_submit"], **results["calls_per_job"]}
-    told = "; ".join(f"{step}: " + ", ".join(f"{n:g} {what}" for what, n in sorted(calls.items())) for step, calls in per.items())
-    return markdown(rows) + f"\n\nCalls for each job: {told} (claims are synced together, here {AT_ONCE} at a time)."
+    output = "; ".join(
+        f"{step}: " + ", ".join(f"{n:g} {what}" for what, n in sorted(calls.items())) for step, calls in per.items()
+    )
+    return markdown(rows) + f"\n\nCalls for each job: {output} (claims are synced together, here {AT_ONCE} at a time)."
 
 
 # ---- pick-up ----
@@ -154,11 +156,11 @@ def pickup(args: argparse.Namespace) -> dict[str, Any]:
             for _ in range(count):
                 begun = time.perf_counter()
                 job = work.submit("Say hello.", max_tokens=8, temperature=0)
-                told = time.perf_counter()
+                output = time.perf_counter()
                 places = [path / Place.PROCESSING / job, path / Place.OUTPUT / job]
                 while not any(place.exists() for place in places):
                     time.sleep(0.0002)
-                taken.append(time.perf_counter() - told)
+                taken.append(time.perf_counter() - output)
                 next(flow.follow(job))
                 first.append(time.perf_counter() - begun)
                 flow.wait(job)
@@ -288,10 +290,10 @@ def show_scan(results: dict[str, Any]) -> str:
         cells = [f"{1000 * row[what]:.2f} ms" for what in ("look", "status", "submit")]
         rows.append((f"{row['finished']:,}", *cells, seconds(row["list"])))
     first, last = results["rows"][0]["look"], results["rows"][-1]["look"]
-    told = f"A look with the most costs {last / first:.2f} times that with none (aim: flat, ≤ {AIMS['scan']:g}×)"
+    output = f"A look with the most costs {last / first:.2f} times that with none (aim: flat, ≤ {AIMS['scan']:g}×)"
     return (
         markdown(rows)
-        + f"\n\n{told} {mark(last / first <= AIMS['scan'])}. Listing jobs reads the names of all of them, and grows."
+        + f"\n\n{output} {mark(last / first <= AIMS['scan'])}. Listing jobs reads the names of all of them, and grows."
     )
 
 

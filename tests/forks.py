@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Forks(config), Forks.__name__)
 
 
-class Ask(NamedTuple):
+class NeedsTests(NamedTuple):
     """A worker is about to run its last test, and asks for more."""
 
 
@@ -74,7 +74,7 @@ class Forks:
             while self._workers:
                 for connection in wait(list(self._workers)):
                     assert isinstance(connection, Connection)
-                    self._hear(session, self._workers[connection], left)
+                    self._receive(session, self._workers[connection], left)
                     if session.shouldfail:
                         raise session.Failed(session.shouldfail)
         finally:
@@ -98,15 +98,15 @@ class Forks:
         theirs.close()
         self._workers[ours] = Worker(process, ours, deque())
 
-    def _hear(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
+    def _receive(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
         hook = self._config.hook
         try:
-            heard = worker.connection.recv()
+            message = worker.connection.recv()
         except EOFError:
-            self._bury(session, worker, left)
+            self._on_worker_death(session, worker, left)
             return
-        match heard:
-            case Ask():
+        match message:
+            case NeedsTests():
                 given = left.popleft() if left else []
                 worker.tests.extend(given)
                 worker.connection.send(given)
@@ -119,7 +119,7 @@ class Forks:
                     worker.tests.popleft()
                     hook.pytest_runtest_logfinish(nodeid=report.nodeid, location=report.location)
 
-    def _bury(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
+    def _on_worker_death(self, session: pytest.Session, worker: Worker, left: deque[list[int]]) -> None:
         """Report the test in which a worker died as failed; another worker runs the rest of its tests."""
         del self._workers[worker.connection]
         worker.process.join()
@@ -177,7 +177,7 @@ def work(session: pytest.Session, connection: Connection, name: str) -> None:
 
 def _given(session: pytest.Session, connection: Connection) -> Iterator[pytest.Item]:
     while True:
-        connection.send(Ask())
+        connection.send(NeedsTests())
         places = connection.recv()
         if not places:
             return

@@ -47,8 +47,8 @@ def in_this_process(monkeypatch: Any, capsys: Any, *args: str | Path, stdin: Any
         main()
     except SystemExit as left:
         code = int(left.code or 0)
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    errors = capsys.readouterr()
+    return code, errors.out, errors.err
 
 
 def claimed(path: Path, job: str) -> tuple[Workspace, HeldJob]:

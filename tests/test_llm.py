@@ -269,7 +269,7 @@ def test_tokens_that_do_not_exist_are_refused(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "messages,told",
+    "messages,message",
     [
         ([{"text": "no role"}], r"messages\[0\] has no role"),
         ([{"role": "user"}], r"messages\[0\] has no content"),
@@ -279,8 +279,8 @@ def test_tokens_that_do_not_exist_are_refused(llm: LLM) -> None:
         ([], "no messages"),
     ],
 )
-def test_messages_that_are_none_are_refused_by_what_is_wrong(llm: LLM, messages: Any, told: str) -> None:
-    with pytest.raises(RequestError, match=told):
+def test_messages_that_are_none_are_refused_by_what_is_wrong(llm: LLM, messages: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         llm.chat(messages, GREEDY)
 
 

@@ -59,24 +59,24 @@ def test_who_prepares_is_never_stopped_by_fewer_layers_than_who_only_looks(neare
 
 def test_layers_are_named_as_the_configuration_spells_them() -> None:
     low = [1.0, 0.04, *[0.0] * 6]
-    told = sentences(report(low, low, [1.0, 0.5, 0.19, *[0.0] * 5], falling(0.0)))
-    assert told[0].startswith('Keep private_layers = "1,2": ')
-    assert "4.0 % of a prompt and 19.0 % of an answer" in told[0]
-    assert 'keep private_layers = "1,8"' in told[1]
+    output = sentences(report(low, low, [1.0, 0.5, 0.19, *[0.0] * 5], falling(0.0)))
+    assert output[0].startswith('Keep private_layers = "1,2": ')
+    assert "4.0 % of a prompt and 19.0 % of an answer" in output[0]
+    assert 'keep private_layers = "1,8"' in output[1]
 
 
 def test_where_no_depth_is_enough_it_says_so() -> None:
-    told = sentences(report(falling(0.3), falling(0.6), falling(0.25), falling(0.5)))
-    assert "even a peer that only looks below 5.0 % of a prompt and 20.0 % of an answer: keep the whole model." in told[0]
-    assert "No depth here stops" in told[1]
-    assert "60.0 % at k = 12, and 50.0 % of an answer at m = 12." in told[1]
+    output = sentences(report(falling(0.3), falling(0.6), falling(0.25), falling(0.5)))
+    assert "even a peer that only looks below 5.0 % of a prompt and 20.0 % of an answer: keep the whole model." in output[0]
+    assert "No depth here stops" in output[1]
+    assert "60.0 % at k = 12, and 50.0 % of an answer at m = 12." in output[1]
 
 
 def test_the_exact_attack_and_its_price_are_always_told() -> None:
-    told = sentences(report(falling(0), falling(0), falling(0), falling(0)))
-    assert "recovers 100.0 % of the tokens behind 12 layers" in told[2]
-    assert "1,000 tokens takes it 4 minutes" in told[2]
-    assert "not a determined one with the same weights" in told[3]
+    output = sentences(report(falling(0), falling(0), falling(0), falling(0)))
+    assert "recovers 100.0 % of the tokens behind 12 layers" in output[2]
+    assert "1,000 tokens takes it 4 minutes" in output[2]
+    assert "not a determined one with the same weights" in output[3]
 
 
 def test_durations_are_round() -> None:

@@ -69,10 +69,10 @@ def cold_cli(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: " ".join(path) or "penstock")
 def test_every_command_explains_itself(path: list[str], quickly: Run) -> None:
     for flag in ("--help", "-h"):
-        code, out, told = quickly(*path, flag)
+        code, out, err = quickly(*path, flag)
         assert code == 0
         assert out.startswith(f"Usage: {' '.join(['penstock', *path])}")
-        assert told == ""
+        assert err == ""
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -109,7 +109,7 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         (["run", "--no-such-option", "hi"], "--no-such-option"),
         (["run", "--top-k", "many", "hi"], "--top-k"),
@@ -130,11 +130,11 @@ def test_a_mistyped_command_is_answered_with_the_nearest_one() -> None:
         (["bench", "--wire", "--mbit", "inf"], "--mbit"),
     ],
 )
-def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], message: str) -> None:
     done = cli(*args)
     assert done.returncode == 64
     assert done.stdout == ""
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -248,10 +248,10 @@ def test_doctor_looks_at_the_networks_of_the_machine_and_at_the_port(tmp_path: P
         network = {"PENSTOCK_HOME": str(tmp_path), "PENSTOCK_PORT": str(free_port())}
         made = cli("network", "create", "home", "--node", "desk", "--listen", f"tls/0.0.0.0:{port}", **network)
         assert made.returncode == 0, made.stderr
-        told = cli("doctor", **network).stdout
-    assert re.search(r"✓ Network +home, as node desk; its certificate is valid until \d{4}-\d\d-\d\d\n", told)
-    assert re.search(rf"✓ Listening +tls/0\.0\.0\.0:{port}; in use: by a running node", told)
-    assert re.search(rf"✓ Port +{network['PENSTOCK_PORT']} is free for `penstock serve`\n", told)
+        output = cli("doctor", **network).stdout
+    assert re.search(r"✓ Network +home, as node desk; its certificate is valid until \d{4}-\d\d-\d\d\n", output)
+    assert re.search(rf"✓ Listening +tls/0\.0\.0\.0:{port}; in use: by a running node", output)
+    assert re.search(rf"✓ Port +{network['PENSTOCK_PORT']} is free for `penstock serve`\n", output)
 
 
 def test_doctor_warns_of_a_thread_count_that_makes_no_sense() -> None:
@@ -270,9 +270,9 @@ def test_a_terminal_that_cannot_show_a_character_does_not_end_the_command() -> N
 # ---- run, on the real model ----
 
 
-def complaints(told: str) -> list[str]:
+def complaints(message: str) -> list[str]:
     """What stderr says beyond the progress of work that took long, as any work may on a busy machine."""
-    return [line for line in told.splitlines() if " … " not in line]
+    return [line for line in message.splitlines() if " … " not in line]
 
 
 @needs_model
@@ -317,9 +317,9 @@ def test_at_a_terminal_the_answer_is_left_on_a_clean_screen() -> None:
 
 def test_run_reads_the_prompt_from_stdin(tiny_chat_model: Path) -> None:
     args = ("run", "--model", str(tiny_chat_model), "--dtype", "float32", "--temperature", "0", "--max-tokens", "8")
-    told = cli(*args, QUESTION).stdout
-    assert cli(*args, stdin=QUESTION + "\n").stdout == cli(*args, "-", stdin=QUESTION + "\n").stdout == told != ""
-    assert cli(*args, "What is the capital of Italy?").stdout != told, "the model's answer depends on the prompt"
+    output = cli(*args, QUESTION).stdout
+    assert cli(*args, stdin=QUESTION + "\n").stdout == cli(*args, "-", stdin=QUESTION + "\n").stdout == output != ""
+    assert cli(*args, "What is the capital of Italy?").stdout != output, "the model's answer depends on the prompt"
 
 
 def test_run_over_segments_gives_the_same_answer(tiny_chat_model: Path) -> None:
@@ -368,11 +368,11 @@ def test_ctrl_c_keeps_what_there_is_and_leaves_with_130(tiny_chat_model: Path) -
         assert process.stderr is not None
         begun = process.stdout.read(20)
         process.send_signal(signal.SIGINT)
-        rest, told = process.communicate(timeout=30)
+        rest, output = process.communicate(timeout=30)
     assert process.returncode == 130
     assert len(begun) == 20
     assert rest.endswith(b"\n")
-    assert complaints(told.decode()) == []
+    assert complaints(output.decode()) == []
 
 
 def test_a_reader_that_has_enough_is_no_error(tiny_chat_model: Path) -> None:
@@ -381,9 +381,9 @@ def test_a_reader_that_has_enough_is_no_error(tiny_chat_model: Path) -> None:
         assert process.stderr is not None
         process.stdout.read(20)
         process.stdout.close()
-        told = process.stderr.read()
+        output = process.stderr.read()
         process.wait(timeout=30)
-    assert complaints(told.decode()) == []
+    assert complaints(output.decode()) == []
     assert process.returncode == 1
 
 

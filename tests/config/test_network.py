@@ -31,7 +31,7 @@ def test_an_endpoint_or_multicast_joins_a_network(joining: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize(
-    "settings, told",
+    "settings, message",
     [
         ({"name": ""}, "up to 64"),
         ({"name": "at home"}, 'name = "at home" cannot be used.'),
@@ -45,12 +45,12 @@ def test_an_endpoint_or_multicast_joins_a_network(joining: dict[str, Any]) -> No
         ({"recovery_timeout": float("inf")}, "from 0 up"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused_by_name(settings: dict[str, Any], told: str) -> None:
-    assert told in str(refusal(**settings))
+def test_a_value_that_cannot_be_used_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    assert message in str(refusal(**settings))
 
 
 @pytest.mark.parametrize(
-    "endpoint, told",
+    "endpoint, expected",
     [
         ("127.0.0.1:7447", "Write an endpoint as tcp/127.0.0.1:7447."),
         ("kitchen:7447", "Write an endpoint as tcp/kitchen:7447."),
@@ -67,11 +67,11 @@ def test_a_value_that_cannot_be_used_is_refused_by_name(settings: dict[str, Any]
         ("tcp/127.0.0.1:65536", "to 65535."),
     ],
 )
-def test_an_endpoint_is_spelt_as_protocol_host_and_port(endpoint: str, told: str) -> None:
+def test_an_endpoint_is_spelt_as_protocol_host_and_port(endpoint: str, expected: str) -> None:
     for name in ("listen", "connect"):
         error = refusal(open=True, **{name: ("tcp/127.0.0.1:1", endpoint)})
         assert error.message.startswith(f"{name} = ")
-        assert told in error.hint
+        assert expected in error.hint
 
 
 def test_a_free_port_is_for_those_who_listen() -> None:

@@ -38,7 +38,7 @@ def test_the_default_model_is_that_of_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, field, value, told",
+    "kind, field, value, message",
     [
         (NodeConfig, "node_id", "", "node_id = "),
         (NodeConfig, "node_id", "my node", 'node_id = "my node" cannot be used. Use up to 64 letters'),
@@ -78,10 +78,10 @@ def test_the_default_model_is_that_of_the_catalogue() -> None:
         (LogConfig, "level", "loud", "debug, info, warning, error"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused_by_name(kind: type, field: str, value: Any, told: str) -> None:
+def test_a_value_that_cannot_be_used_is_refused_by_name(kind: type, field: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         kind(**{field: value})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert refused.value.hint
 
 
@@ -138,17 +138,17 @@ AMONG_OTHERS = NetworkConfig(connect=("tcp/127.0.0.1:7447",), open=True)
 
 
 @pytest.mark.parametrize(
-    "model, told",
+    "model, expected",
     [
         (HostedModelConfig(load_ends=False), "load_ends = false of 'smollm2-135m' needs a network"),
         (HostedModelConfig(layers="10:30"), "layers = \"10:30\" of 'smollm2-135m' leave some out"),
         (HostedModelConfig(layers="0:2,28:30"), "Segment 28:30 does not continue at layer 2."),
     ],
 )
-def test_a_part_of_a_model_needs_a_network(model: HostedModelConfig, told: str) -> None:
+def test_a_part_of_a_model_needs_a_network(model: HostedModelConfig, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         NodeConfig(models=(HostedModelConfig(id="other"), model), network=ALONE)
-    assert told in refused.value.message
+    assert expected in refused.value.message
     assert "join a network with network.listen or network.connect" in refused.value.hint
     assert NodeConfig(models=(model,), network=AMONG_OTHERS).models == (model,)
 
@@ -189,7 +189,7 @@ def test_a_key_comes_from_the_environment_before_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "key, told",
+    "key, expected",
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
@@ -199,15 +199,15 @@ def test_a_key_comes_from_the_environment_before_a_file(tmp_path: Path) -> None:
         (b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8", "not text"),
     ],
 )
-def test_a_key_that_cannot_protect_is_refused_and_never_shown(key: bytes, told: str, tmp_path: Path) -> None:
+def test_a_key_that_cannot_protect_is_refused_and_never_shown(key: bytes, expected: str, tmp_path: Path) -> None:
     file = tmp_path / "key.txt"
     file.write_bytes(key)
-    with pytest.raises(ConfigError, match=told) as refused:
+    with pytest.raises(ConfigError, match=expected) as refused:
         read_api_key(ServerConfig(api_key_file=file), {})
     assert str(file) in refused.value.message
-    if told != "not text":
+    if expected != "not text":
         text = key.decode()
-        with pytest.raises(ConfigError, match=told) as again:
+        with pytest.raises(ConfigError, match=expected) as again:
             read_api_key(ServerConfig(), {"PENSTOCK_API_KEY": text})
         assert not text.strip() or text not in str(refused.value) + str(again.value)
 

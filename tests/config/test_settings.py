@@ -287,7 +287,7 @@ def test_a_misspelt_setting_is_named_with_the_nearest(key: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, message",
     [
         ("port = 1", "no setting 'port'. Did you mean 'server.port'?"),
         ("[server]\nnode_id = 'a'", "no setting 'server.node_id'. Did you mean 'node_id'?"),
@@ -324,9 +324,9 @@ def test_a_misspelt_setting_is_named_with_the_nearest(key: str, tmp_path: Path) 
         ("[server]\nport = 1\nport = 2", "is not valid TOML: cannot overwrite a value (at line 3, column 9)."),
     ],
 )
-def test_a_mistake_in_the_file_is_told_plainly(text: str, told: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_file_is_told_plainly(text: str, message: str, tmp_path: Path) -> None:
     error = refusal(text, tmp_path)
-    assert told in str(error)
+    assert message in str(error)
     assert "my-secret-key" not in str(error)
 
 
@@ -371,7 +371,7 @@ def test_another_model_keeps_the_rest_of_what_the_file_says(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "variable, told",
+    "variable, expected",
     [
         ("PENSTOCK_PROT", "Did you mean PENSTOCK_PORT?"),
         ("PENSTOCK_APIKEY", "Did you mean PENSTOCK_API_KEY?"),
@@ -381,11 +381,11 @@ def test_another_model_keeps_the_rest_of_what_the_file_says(tmp_path: Path) -> N
         ("PENSTOCK_ZZZZZZZZ", "is not a setting of Penstock. Otherwise unset it"),
     ],
 )
-def test_a_misspelt_variable_is_refused_with_the_nearest_and_its_value_stays_hidden(variable: str, told: str) -> None:
+def test_a_misspelt_variable_is_refused_with_the_nearest_and_its_value_stays_hidden(variable: str, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load_settings(None, {variable: "perhaps-a-secret"}, {})
     assert variable in refused.value.message
-    assert told in str(refused.value)
+    assert expected in str(refused.value)
     assert "perhaps-a-secret" not in str(refused.value)
 
 

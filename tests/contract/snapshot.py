@@ -60,8 +60,8 @@ def _flat(value: Any, way: str = "") -> Iterator[str]:
 def shape_of(value: Any) -> Any:
     """JSON as names of keys and types, with those values that programs compare. Items of a list that look alike count as one."""
     if isinstance(value, dict):
-        told = {JOB_ID.sub("ID", key): shape_of(inner) for key, inner in value.items()}
-        return told | {key: value[key] for key in WORDS if isinstance(value.get(key), str)}
+        output = {JOB_ID.sub("ID", key): shape_of(inner) for key, inner in value.items()}
+        return output | {key: value[key] for key in WORDS if isinstance(value.get(key), str)}
     if isinstance(value, list):
         shapes = [shape_of(item) for item in value]
         return [shape for number, shape in enumerate(shapes) if shape not in shapes[:number]]

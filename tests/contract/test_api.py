@@ -143,8 +143,8 @@ def test_codes_of_errors_stay(capsys: pytest.CaptureFixture[str], monkeypatch: p
         f"(anything unexpected) | exit {exit_code(ValueError('Oops.'))}",
     }
     for error in map(made, error_classes()):
-        told = openai_body(error)["error"]
-        names = f"OpenAI {told['type']} {told['code']} | Anthropic {anthropic_body(error)['error']['type']}"
+        output = openai_body(error)["error"]
+        names = f"OpenAI {output['type']} {output['code']} | Anthropic {anthropic_body(error)['error']['type']}"
         headers = ", ".join(sorted(headers_of(error))) or "none"
         lines.add(f"{error.code} | HTTP {status_of(error)} | {names} | headers {headers} | exit {exit_code(error)}")
     check_lines("errors.txt", lines)

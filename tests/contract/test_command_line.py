@@ -49,9 +49,9 @@ def kind_of(parameter: Any) -> str:
 def test_commands_and_their_flags_stay() -> None:
     lines = []
     for words, command in commands(typer.main.get_command(app)):
-        told = "group" if hasattr(command, "commands") else "command"
+        output = "group" if hasattr(command, "commands") else "command"
         help_flags = " ".join(command.context_settings.get("help_option_names", ["inherited"]))
-        lines.append(f"{words} | {told} | help {help_flags}{' | hidden' if command.hidden else ''}")
+        lines.append(f"{words} | {output} | help {help_flags}{' | hidden' if command.hidden else ''}")
         arguments = [one for one in command.params if one.param_type_name == "argument"]
         for parameter in command.params:
             position = arguments.index(parameter) + 1 if parameter in arguments else 0

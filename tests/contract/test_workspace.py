@@ -106,10 +106,10 @@ def tree(path: Path, names: dict[str, str]) -> dict[str, Any]:
         if file.is_dir() and any(file.iterdir()):
             continue
         name = JOB_ID.sub(lambda match: names.get(match[0], "ID"), KEY.sub("SHA256", str(file.relative_to(path))))
-        told = "folder" if file.is_dir() else contents(file)
-        if told not in found.setdefault(name, []):
-            found[name].append(told)
-    return {name: told[0] if len(told) == 1 else sorted(told, key=json.dumps) for name, told in found.items()}
+        output = "folder" if file.is_dir() else contents(file)
+        if output not in found.setdefault(name, []):
+            found[name].append(output)
+    return {name: output[0] if len(output) == 1 else sorted(output, key=json.dumps) for name, output in found.items()}
 
 
 def test_files_of_a_workspace_stay(path: Path) -> None:

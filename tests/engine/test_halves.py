@@ -118,6 +118,6 @@ def test_one_number_that_is_not_finite_is_seen_among_others(numbers: list[float]
 
 
 def test_a_gpu_without_memory_names_the_setting() -> None:
-    told = to_compute_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."))
-    assert told.message == "The GPU ran out of memory."
-    assert "--gpu-memory" in told.hint
+    output = to_compute_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."))
+    assert output.message == "The GPU ran out of memory."
+    assert "--gpu-memory" in output.hint

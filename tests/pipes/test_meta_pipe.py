@@ -438,9 +438,9 @@ def test_no_path_that_leaves_segments_at_their_ends_is_better_than_the_one_taken
         assert paths == []
         return
     costs = [cost(path, whole, origin, avoid, trips, sizes) for path in paths]
-    told = [cost(parts, whole, origin, avoid, trips, sizes) for one in sizes if (parts := parts_of(found, whole, one))]
-    assert min(told)[0] <= min(costs)[0] + 1e-6
-    assert any(found.seconds == pytest.approx(seconds, abs=1e-6) for _, seconds in told)
+    output = [cost(parts, whole, origin, avoid, trips, sizes) for one in sizes if (parts := parts_of(found, whole, one))]
+    assert min(output)[0] <= min(costs)[0] + 1e-6
+    assert any(found.seconds == pytest.approx(seconds, abs=1e-6) for _, seconds in output)
     if found.why.startswith("It is the only one"):
         assert len({tuple((s.node, a, b) for s, a, b in path) for path in paths}) == 1
 
@@ -474,9 +474,9 @@ def test_no_such_path_is_better_in_random_networks_whose_links_obey_no_rule() ->
         found = whole.path(origin, round_trips=trips, token_bytes=TOKEN_BYTES)
         costs = [cost(path, whole, origin, set(), trips, {16}) for path in all_paths(whole, origin, 16)]
         if found is not None:
-            told, _ = cost(parts_of(found, whole, 16), whole, origin, set(), trips, {16})
-            assert told <= min(costs)[0] + 1e-6, f"seed {seed}"
-            assert found.seconds == pytest.approx(told, abs=1e-6), f"seed {seed}"
+            output, _ = cost(parts_of(found, whole, 16), whole, origin, set(), trips, {16})
+            assert output <= min(costs)[0] + 1e-6, f"seed {seed}"
+            assert found.seconds == pytest.approx(output, abs=1e-6), f"seed {seed}"
             assert len(costs) == 1 or not found.why.startswith("It is the only one"), f"seed {seed}"
             compared += len(costs)
     assert compared > 1000

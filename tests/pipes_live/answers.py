@@ -208,8 +208,8 @@ class Oracle:
         for place, (token, expected) in enumerate(zip(stream.tokens, right.tokens, strict=False)):
             if token != expected:
                 margin = right.margins[place]
-                told = f"token {place} of {stream.prompt[:60]!r} is {token!r}, not {expected!r} (margin {margin:.2g})"
-                assert margin < CLOSE, told
-                print("a near tie:", told)
+                output = f"token {place} of {stream.prompt[:60]!r} is {token!r}, not {expected!r} (margin {margin:.2g})"
+                assert margin < CLOSE, output
+                print("a near tie:", output)
                 return
         assert len(stream.tokens) <= len(right.tokens)

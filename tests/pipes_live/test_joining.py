@@ -116,9 +116,9 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
     with pytest.raises(Exception, match=f"Layers {mine[1]}:30 of {MODEL} are missing"):
         streamed(first)
 
-    told = laptop.penstock("serve", "--dry-run")
-    assert f"layers  {mine[1]}:30\n" in told
-    assert "other nodes of the network" in told
+    output = laptop.penstock("serve", "--dry-run")
+    assert f"layers  {mine[1]}:30\n" in output
+    assert "other nodes of the network" in output
     assert not laptop.fetched()
 
     second = laptop.serve()
@@ -201,5 +201,5 @@ def test_a_member_runs_a_prompt_over_the_network_and_holds_no_layers(machine: Ca
     answer = laptop.penstock("run", "--temperature", "0", QUESTION)
     assert answer == "The capital of France is Paris.\n"
     assert laptop.fetched() == set()
-    told = a.penstock("run", "--alone", "--temperature", "0", "--max-tokens", "1", QUESTION)
-    assert told == "The\n"
+    output = a.penstock("run", "--alone", "--temperature", "0", "--max-tokens", "1", QUESTION)
+    assert output == "The\n"

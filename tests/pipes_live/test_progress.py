@@ -79,10 +79,10 @@ def test_progress_of_a_prompt_moves_while_its_first_layers_are_read_by_another_p
 
     assert "data: [DONE]" in reader.lines, "it was answered"
     total = reader.progress[0][1]
-    told = [done for done, _ in reader.progress]
-    assert told == sorted(set(told)), "each further than the one before"
-    assert len(told) >= 5
-    assert told[-1] < total
+    output = [done for done, _ in reader.progress]
+    assert output == sorted(set(output)), "each further than the one before"
+    assert len(output) >= 5
+    assert output[-1] < total
 
     def between(values: list[int]) -> set[int]:
         return {value for value in values if 0 < value < total}

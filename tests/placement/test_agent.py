@@ -194,10 +194,10 @@ def test_weights_that_changed_after_they_were_checked_are_not_used(
     a = node("a", 12, model=model)
     offer = a.membership.offer
 
-    def damage_and_offer(told: Any) -> None:
-        if not told.claims and a.hosted is None:  # the hashes are known, and nothing is loaded yet
+    def damage_and_offer(output: Any) -> None:
+        if not output.claims and a.hosted is None:  # the hashes are known, and nothing is loaded yet
             flip_a_bit(model / "model.safetensors", (model / "model.safetensors").stat().st_size - 100)
-        offer(told)
+        offer(output)
 
     monkeypatch.setattr(a.membership, "offer", damage_and_offer)
     with pytest.raises(CorruptWeights, match="have changed since they were checked"), running(a):

@@ -12,8 +12,8 @@ from penstock.placement.peer_records import choose_network_model, offered_weight
 
 
 def record(node: str, *offers: tuple[str, str]) -> NodeRecord:
-    told = tuple(Offer(model=model, shape="s", num_layers=4, room=0, weights=weights, gives=True) for model, weights in offers)
-    return NodeRecord(node=node, epoch=1, version="0", protocol=2, pid=1, offers=told)
+    output = tuple(Offer(model=model, shape="s", num_layers=4, room=0, weights=weights, gives=True) for model, weights in offers)
+    return NodeRecord(node=node, epoch=1, version="0", protocol=2, pid=1, offers=output)
 
 
 def test_all_weights_that_other_nodes_send_are_offered_with_their_nodes() -> None:

@@ -98,11 +98,11 @@ def work_until_cut(disk: Ext4, ledger: Ledger, seed: int, *options: str) -> Ledg
     assert busy.stdin is not None
     assert busy.stdout is not None
     assert busy.stderr is not None
-    told, started = [ledger], threading.Event()
+    output, started = [ledger], threading.Event()
 
     def listen() -> None:
         while (now := receive(busy.stdout)) is not None:  # type: ignore[arg-type]
-            told[0] = now
+            output[0] = now
             started.set()
 
     listener = threading.Thread(target=listen)
@@ -117,7 +117,7 @@ def work_until_cut(disk: Ext4, ledger: Ledger, seed: int, *options: str) -> Ledg
     assert busy.wait() == 0, error
     busy.stdout.close()
     busy.stderr.close()
-    return told[0]
+    return output[0]
 
 
 def cut_and_restart(disk: Ext4, rounds: int, *options: str) -> dict[str, int]:
@@ -141,9 +141,9 @@ def test_nothing_that_was_promised_is_lost_with_the_power(ext4: Ext4) -> None:
 
 def test_without_syncs_it_is(ext4: Ext4) -> None:
     """Or the test above would show nothing."""
-    with pytest.raises(Broken) as told:
+    with pytest.raises(Broken) as output:
         cut_and_restart(ext4, ROUNDS, "--careless")
-    print(f"\n{told.value.check}")
+    print(f"\n{output.value.check}")
 
 
 # ---- the power goes after a process died, and others went on with what it had not synced ----

@@ -16,9 +16,9 @@ def start(path, module, args, environment, files, terminal=False):
     """Start a process and return the connection to it; closing that kills the process."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(path)
-    told = [os.getcwd(), "1" if terminal else "", module, str(len(args)), *args]
-    told += [f"{name}={value}" for name, value in environment.items()]
-    body = "\0".join(told).encode("utf-8", "surrogateescape")
+    header = [os.getcwd(), "1" if terminal else "", module, str(len(args)), *args]
+    header += [f"{name}={value}" for name, value in environment.items()]
+    body = "\0".join(header).encode("utf-8", "surrogateescape")
     fds = array.array("i", files)
     connection.sendmsg([len(body).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
     connection.sendall(body)

@@ -75,8 +75,8 @@ def cut_everywhere(film: Film, folder: Path, *, moves: Moves = Moves.BOTH, limit
 
 def cut_after_promises(film: Film, folder: Path, *, moves: Moves = Moves.BOTH, limit: int = 32) -> int:
     """Cut only right after a promise: most violations show there."""
-    told = {at for at, promised, _ in film.promises if promised and at >= film.start}
-    return cut(film, folder, sorted(told), moves=moves, limit=limit)
+    output = {at for at, promised, _ in film.promises if promised and at >= film.start}
+    return cut(film, folder, sorted(output), moves=moves, limit=limit)
 
 
 def cut(film: Film, folder: Path, positions: Iterable[int], *, moves: Moves, limit: int) -> int:

@@ -34,8 +34,8 @@ Found = dict[str, dict[Place, Files]]  # the visible jobs, each with its places:
 class Broken(AssertionError):
     """A promise of the workspace that was not kept. `check` names the promise."""
 
-    def __init__(self, check: str, told: str) -> None:
-        super().__init__(f"{check}: {told}")
+    def __init__(self, check: str, message: str) -> None:
+        super().__init__(f"{check}: {message}")
         self.check = check
 
 
@@ -213,10 +213,10 @@ def is_asked(asked: Attempt, files: Files) -> bool:
 
 def is_proof(record: bytes, outcome: str, text: bytes) -> bool:
     try:
-        told = json.loads(record)
+        output = json.loads(record)
     except ValueError:
         return False
-    return told.get("outcome") == outcome and told.get("sha256") == hashlib.sha256(text).hexdigest()
+    return output.get("outcome") == outcome and output.get("sha256") == hashlib.sha256(text).hexdigest()
 
 
 # ---- reading, without any of the tested code ----

@@ -283,13 +283,13 @@ class Graphs(RuleBasedStateMachine):
                 assert job_id not in self.started
                 self.check_reason(job_id, result.text)
 
-    def check_reason(self, job_id: str, told: str) -> None:
+    def check_reason(self, job_id: str, message: str) -> None:
         """The reason names an ancestor that failed by itself, or is gone, and a direct parent."""
         above = self.above(job_id)
         guilty = [job for job in above if self.ends.get(job, ("", "", ""))[2] not in ("", "parent_failed")]
-        failed = any(f"The job {job} failed: " in told for job in guilty)
-        assert failed or any(f"There is no job {job} any more" in told for job in above), told
-        assert len(told) < 300, "it does not grow"
+        failed = any(f"The job {job} failed: " in message for job in guilty)
+        assert failed or any(f"There is no job {job} any more" in message for job in above), message
+        assert len(message) < 300, "it does not grow"
 
     def above(self, job_id: str) -> set[str]:
         found: set[str] = set()

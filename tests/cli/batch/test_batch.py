@@ -61,8 +61,8 @@ def names(results: str) -> list[str]:
     return [json.loads(line)["custom_id"] for line in results.splitlines()]
 
 
-def batch_id(told: str) -> str:
-    (found,) = set(re.findall(r"batch_\d+_\d+_\d+", told))
+def batch_id(message: str) -> str:
+    (found,) = set(re.findall(r"batch_\d+_\d+_\d+", message))
     return str(found)
 
 
@@ -109,18 +109,18 @@ def test_what_is_interrupted_goes_on_with_the_same_command(tmp_path: Path, ws: l
         command(file, *ws), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment()
     ) as process:
         assert process.stderr is not None
-        told = ""
+        err = ""
         while "it runs" not in (line := process.stderr.readline()):
             assert process.poll() is None
-            told += line
+            err += line
         process.send_signal(how)
         out, rest = process.communicate(timeout=30)
     assert out == ""
     if how is signal.SIGINT:
-        assert (process.returncode, f"penstock batch --resume {batch_id(told)}{' '.join(['', *ws])}" in rest) == (2, True)
+        assert (process.returncode, f"penstock batch --resume {batch_id(err)}{' '.join(['', *ws])}" in rest) == (2, True)
     done = batch(file, *ws, STUB_CALM="1")
     assert (done.returncode, names(done.stdout)) == (0, ["a", "interrupt me", "c"])
-    assert f"{batch_id(told)} has the same input and is in_progress." in done.stderr
+    assert f"{batch_id(err)} has the same input and is in_progress." in done.stderr
 
 
 def test_a_batch_is_listed_cancelled_and_told_as_json(tmp_path: Path, ws: list[str]) -> None:
@@ -165,10 +165,10 @@ def test_a_line_for_a_model_that_nobody_has_is_an_error_at_once(tmp_path: Path, 
 
 
 def test_what_is_written_to_is_looked_at_before_anything_is_done(tmp_path: Path, file: Path, ws: list[str]) -> None:
-    for wrong, told in ((tmp_path, "is a folder"), (tmp_path / "none" / "out", f"There is no folder {tmp_path / 'none'}.")):
+    for wrong, output in ((tmp_path, "is a folder"), (tmp_path / "none" / "out", f"There is no folder {tmp_path / 'none'}.")):
         for option in ("--output", "--errors"):
             done = batch(file, *ws, option, wrong)
-            assert (done.returncode, option in done.stderr, told in done.stderr) == (64, True, True)
+            assert (done.returncode, option in done.stderr, output in done.stderr) == (64, True, True)
     assert not Path(ws[1]).exists()
 
 
@@ -206,8 +206,8 @@ def test_a_batch_of_a_revoked_key_ends_also_where_nobody_asks_for_keys(tmp_path:
 
 def test_cleaning_tells_of_batches_and_their_files(file: Path, ws: list[str]) -> None:
     assert batch(file, *ws).returncode == 0
-    told = cli("flow", ws[1], "--gc", "--older-than", "0s").stdout.decode()
-    assert told == "Removed 0 jobs, 1 batch, 1 file that ended more than 0.0 s ago.\n"
+    output = cli("flow", ws[1], "--gc", "--older-than", "0s").stdout.decode()
+    assert output == "Removed 0 jobs, 1 batch, 1 file that ended more than 0.0 s ago.\n"
 
 
 def test_a_batch_whose_results_were_deleted_is_asked_again_and_its_input_is_kept_once(file: Path, ws: list[str]) -> None:
@@ -230,8 +230,8 @@ def test_when_the_server_beside_it_dies_the_rest_is_done_here(file: Path, ws: li
         )
         assert waiting.stderr is not None
         assert "Created batch_" in waiting.stderr.readline()
-    out, told = waiting.communicate(timeout=60)
-    assert (waiting.returncode, names(out)) == (0, ["a", "b", "c"]), told
+    out, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, names(out)) == (0, ["a", "b", "c"]), err
 
 
 def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
@@ -246,7 +246,7 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         ([], "Name a FILE"),
         (["FILE", "--list"], "FILE and --list cannot be combined."),
@@ -260,10 +260,10 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
         (["-"], "stdin is empty."),
     ],
 )
-def test_wrong_usage_is_told_before_anything_is_made(args: Sequence[str], told: str, file: Path, ws: list[str]) -> None:
+def test_wrong_usage_is_told_before_anything_is_made(args: Sequence[str], message: str, file: Path, ws: list[str]) -> None:
     done = batch(*(str(file) if arg == "FILE" else arg for arg in args), *ws)
     assert (done.returncode, done.stdout) == (64, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 def test_without_a_server_the_usual_workspace_is_used(file: Path, tmp_path: Path) -> None:
@@ -313,11 +313,13 @@ class Away(BaseHTTPRequestHandler):
     status = "in_progress"
 
     def do_GET(self) -> None:
-        told = json.dumps({"id": "batch_1_2_3", "status": self.status, "missing_models": ["other"], "waiting": WAITING}).encode()
+        output = json.dumps(
+            {"id": "batch_1_2_3", "status": self.status, "missing_models": ["other"], "waiting": WAITING}
+        ).encode()
         self.send_response(200)
-        self.send_header("content-length", str(len(told)))
+        self.send_header("content-length", str(len(output)))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(output)
 
     def log_message(self, *_: object) -> None:
         pass

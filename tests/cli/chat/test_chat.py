@@ -223,7 +223,7 @@ def test_the_server_may_be_named_by_the_environment_and_with_v1(penstock_server:
 
 
 @pytest.mark.parametrize(
-    "stdin, args, told",
+    "stdin, args, message",
     [
         (FRANCE, ["--model", "gpt-4"], "error: There is no model 'gpt-4' at http://127.0.0.1:"),
         ("/nonsense\n", [], "error: There is no command /nonsense; nothing was sent.\nhint: /help lists the commands."),
@@ -231,10 +231,12 @@ def test_the_server_may_be_named_by_the_environment_and_with_v1(penstock_server:
         ("word " * 9000, [], "error: This model's maximum context length is 8192 tokens. The prompt has "),
     ],
 )
-def test_what_goes_wrong_in_a_pipe_leaves_with_1(penstock_server: Server, stdin: str | bytes, args: list[str], told: str) -> None:
+def test_what_goes_wrong_in_a_pipe_leaves_with_1(
+    penstock_server: Server, stdin: str | bytes, args: list[str], message: str
+) -> None:
     done = piped(stdin, "--url", penstock_server.url, *args)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(told)
+    assert done.stderr.startswith(message)
     assert done.stderr.count("\n") <= 2
 
 
@@ -247,8 +249,8 @@ def test_ctrl_c_in_a_pipe_leaves_with_130_and_frees_the_server(penstock_server: 
         process.stdin.flush()
         process.stdout.read(20)
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=30)
-    assert (process.returncode, told) == (130, b"")
+        _, output = process.communicate(timeout=30)
+    assert (process.returncode, output) == (130, b"")
     assert until(lambda: penstock_server.jobs() == [])
 
 
@@ -273,7 +275,7 @@ def test_a_named_server_that_does_not_answer_is_told_with_what_to_do(by_flag: bo
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         (["--url", "ftp://example.org"], "--url: 'ftp://example.org' is not the URL of a server."),
         (["--url", "http://me:secret@example.org"], "PENSTOCK_API_KEY"),
@@ -282,10 +284,10 @@ def test_a_named_server_that_does_not_answer_is_told_with_what_to_do(by_flag: bo
         (["--max-tokens", "0"], "--max-tokens: max_tokens = 0 cannot be used."),
     ],
 )
-def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], message: str) -> None:
     done = piped(FRANCE, *args)
     assert (done.returncode, done.stdout) == (64, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "secret" not in done.stderr
 
 
@@ -361,7 +363,7 @@ def word(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "events, told",
+    "events, message",
     [
         ([word("One "), '{"error": {"message": "The pass failed.", "code": "compute_failed"}}', "[DONE]"], "The pass failed."),
         ([word("One ")], "was lost in the middle of the answer."),
@@ -369,16 +371,16 @@ def word(text: str) -> str:
         ([word("One "), '{"choices": 3}'], "The server sent a chunk that is not in OpenAI's format."),
     ],
 )
-def test_an_answer_that_fails_in_the_middle_keeps_what_came(events: list[str], told: str) -> None:
+def test_an_answer_that_fails_in_the_middle_keeps_what_came(events: list[str], message: str) -> None:
     with standin(*events) as url:
         done = piped("Count.\n", "--url", url)
     assert (done.returncode, done.stdout) == (1, "One \n")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    "models, status, told",
+    "models, status, message",
     [
         (b"<html>Welcome</html>", 200, "sent something that is not a JSON object."),
         (b"<html>Not found</html>", 404, "answered with status 404 Not Found."),
@@ -386,11 +388,11 @@ def test_an_answer_that_fails_in_the_middle_keeps_what_came(events: list[str], t
         (b'{"error": {"message": "Busy.", "code": "queue_full"}}', 429, "error: Busy."),
     ],
 )
-def test_a_server_that_is_not_ours_is_told(models: bytes, status: int, told: str) -> None:
+def test_a_server_that_is_not_ours_is_told(models: bytes, status: int, message: str) -> None:
     with standin(models=models, status=status) as url:
         done = piped("Hi\n", "--url", url)
     assert (done.returncode, done.stdout) == (1, "")
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -57,17 +57,17 @@ def test_alone_and_what_a_server_cannot_do_load_the_model_here(
 
 
 @pytest.mark.parametrize(
-    "flags,code,told",
+    "flags,code,message",
     [
         (["--alone"], 64, "--url: It does not go with --alone."),
         (["--segments", "0:2"], 64, "--url: It does not go with --segments."),
         (["--model", "gpt-4"], 1, "There is no model 'gpt-4' at http://127.0.0.1:"),
     ],
 )
-def test_a_server_that_is_named_answers_or_nobody_does(flags: list[str], code: int, told: str, server: ServerThread) -> None:
+def test_a_server_that_is_named_answers_or_nobody_does(flags: list[str], code: int, message: str, server: ServerThread) -> None:
     done = cli(*ASK, *flags, "--url", server.url)
     assert (done.returncode, done.stdout) == (code, b"")
-    assert told in done.stderr.decode()
+    assert message in done.stderr.decode()
     assert cli(*ASK, "--url", "http://127.0.0.1:9").stderr.startswith(b"error: No server answers at http://127.0.0.1:9")
 
 

@@ -67,10 +67,10 @@ def test_a_setting_for_the_server_holds_for_the_commands(tmp_path: Path, monkeyp
 
 
 def test_drain_has_no_flags_of_a_server(tmp_path: Path) -> None:
-    told = cli("drain", "--help").stdout.decode()
+    output = cli("drain", "--help").stdout.decode()
     for flag in ("--port", "--host", "--tls-cert", "--cors-origins", "--max-connections", "--workspace "):
-        assert flag not in told
+        assert flag not in output
     for flag in ("--model", "--device", "--workspace-jobs", "--json"):
-        assert flag in told
-    assert "Network to take part in; none unless this names one." in " ".join(told.split())  # the server's default is another
+        assert flag in output
+    assert "Network to take part in; none unless this names one." in " ".join(output.split())  # the server's default is another
     assert cli("drain", tmp_path, "--port", "8000").returncode == 64

@@ -80,9 +80,9 @@ def test_an_interruption_gives_running_jobs_back_and_says_so(ws: Path, how: sign
         while "it runs" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(how)
-        out, told = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (130, "")
-    assert told == f"Interrupted after 1 job. Running jobs went back into the queue; continue with: penstock drain {ws}\n"
+    assert err == f"Interrupted after 1 job. Running jobs went back into the queue; continue with: penstock drain {ws}\n"
     assert Flow(ws).status(job) is Status.QUEUED
 
 
@@ -103,9 +103,9 @@ def test_a_reader_that_leaves_does_not_stop_the_work(ws: Path) -> None:
         assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
-        told = process.stderr.read().decode()
+        output = process.stderr.read().decode()
         process.wait(timeout=30)
-    assert (process.returncode, told.strip()) == (0, LOADING)
+    assert (process.returncode, output.strip()) == (0, LOADING)
     assert Flow(ws).counts()[Status.DONE] == 50
 
 
@@ -133,14 +133,14 @@ def test_a_person_sees_a_bar_that_is_gone_at_the_end(ws: Path) -> None:
 
 def test_what_cannot_be_drained_is_told_before_a_model_is_loaded(tmp_path: Path, ws: Path) -> None:
     Work(ws).submit("a")
-    for args, code, told in [
+    for args, code, output in [
         ([tmp_path / "none"], 1, f"error: {tmp_path / 'none'} does not exist."),
         ([ws, "--workspace", ws], 64, "No such option: --workspace"),
         ([ws, "--dtype", "int8"], 64, "--dtype: dtype = "),
     ]:
         done = drain(*args)
         assert (done.returncode, done.stdout) == (code, "")
-        assert told in done.stderr
+        assert output in done.stderr
         assert LOADING not in done.stderr
 
 

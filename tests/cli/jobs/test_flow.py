@@ -76,10 +76,10 @@ def test_the_exit_code_tells_done_failed_missing_and_not_ready(ws: Path, quickly
         "../../etc/passwd": (1, "error: '../../etc/passwd' is not a job id."),
         "": (1, "error: '' is not a job id."),
     }
-    for job, (code, told) in expected.items():
+    for job, (code, err) in expected.items():
         left, out, error = quickly("flow", ws, job)
         assert (left, out) == (code, "")
-        assert error.startswith(told)
+        assert error.startswith(err)
     held.release()
 
 
@@ -88,24 +88,24 @@ def test_json_tells_all_of_a_job_with_the_same_exit_codes(ws: Path, quickly: Run
     good, bad, waits = work.submit("a", max_tokens=9, tags=["x"]), work.submit("b"), work.submit("c", model="mill")
     finish(ws, good, "Pa\nris", id="mine", model="m")
     fail(ws, bad)
-    told = {}
+    err = {}
     for job, code in {good: 0, bad: 1, waits: 2, NOWHERE: 1, "../x": 1}.items():
         left, out, error = quickly("flow", ws, job, "--json")
         assert (left, error) == (code, "")
-        told[job] = json.loads(out)
-        assert told[job]["id"] == job
-    assert {name: told[good][name] for name in ("status", "result", "tokens", "finish_reason", "model")} == {
+        err[job] = json.loads(out)
+        assert err[job]["id"] == job
+    assert {name: err[good][name] for name in ("status", "result", "tokens", "finish_reason", "model")} == {
         "status": "done",
         "result": "Pa\nris",
         "tokens": 7,
         "finish_reason": "stop",
         "model": "m",
     }
-    assert told[good]["request"]["sampling"] == {"max_tokens": 9}
-    assert told[bad]["error"] == {"code": "compute_failed", "message": "The pump is broken.", "hint": "Call the plumber."}
-    assert (told[waits]["status"], told[waits]["request"]["model"]) == ("queued", "mill")
-    assert told[NOWHERE]["status"] == told["../x"]["status"] == "missing"
-    assert told["../x"]["error"]["code"] == "unknown_job"
+    assert err[good]["request"]["sampling"] == {"max_tokens": 9}
+    assert err[bad]["error"] == {"code": "compute_failed", "message": "The pump is broken.", "hint": "Call the plumber."}
+    assert (err[waits]["status"], err[waits]["request"]["model"]) == ("queued", "mill")
+    assert err[NOWHERE]["status"] == err["../x"]["status"] == "missing"
+    assert err["../x"]["error"]["code"] == "unknown_job"
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_reader_that_leaves_is_no_error(crowded: dict[str, str], args: list[st
     )
     os.close(write)
     os.close(errors)
-    with os.fdopen(other, "rb") as told:
-        assert (process.wait(timeout=60), told.read()) == (1, b"")
+    with os.fdopen(other, "rb") as output:
+        assert (process.wait(timeout=60), output.read()) == (1, b"")
 
 
 def test_an_output_that_cannot_be_written_is_not_taken_for_the_workspace(crowded: dict[str, str]) -> None:
@@ -220,18 +220,18 @@ def test_several_ids_give_each_result_its_lines_and_one_exit_code(ws: Path, quic
         return code, out, error.splitlines()
 
     assert flow(two, one) == (0, "second\nfirst\n", [])
-    code, out, told = flow(one, waits, two)
-    assert (code, out, len(told)) == (2, "first\nsecond\n", 1)
-    assert told[0].startswith(f"not ready: The job {waits} is queued.")
-    code, out, told = flow(waits, broken, NOWHERE, "../x", one)
+    code, out, err = flow(one, waits, two)
+    assert (code, out, len(err)) == (2, "first\nsecond\n", 1)
+    assert err[0].startswith(f"not ready: The job {waits} is queued.")
+    code, out, err = flow(waits, broken, NOWHERE, "../x", one)
     assert (code, out) == (1, "first\n"), "what failed counts more than what is not ready"
-    assert told[1] == f"error: {broken}: The pump is broken. Call the plumber."
-    assert told[2] == f"error: There is no job {NOWHERE} in {ws}."
-    assert told[4] == "error: '../x' is not a job id."
-    code, out, told = flow(one, broken, waits, NOWHERE, options=["--json"])
-    assert (code, told) == (1, [])
+    assert err[1] == f"error: {broken}: The pump is broken. Call the plumber."
+    assert err[2] == f"error: There is no job {NOWHERE} in {ws}."
+    assert err[4] == "error: '../x' is not a job id."
+    code, out, err = flow(one, broken, waits, NOWHERE, options=["--json"])
+    assert (code, err) == (1, [])
     assert [json.loads(line)["status"] for line in out.splitlines()] == ["done", "failed", "queued", "missing"]
-    code, out, told = flow(one, waits, two, options=["--wait", "--timeout", "0.1"])
+    code, out, err = flow(one, waits, two, options=["--wait", "--timeout", "0.1"])
     assert (code, out) == (2, "first\nsecond\n")
 
 
@@ -277,13 +277,13 @@ def test_wait_prints_the_result_once_it_is_there(ws: Path) -> None:
 
 def test_a_wait_tells_when_the_server_is_gone(ws: Path) -> None:
     job = Work(ws).submit("hi")
-    told = threading.Event()
-    flow = Flow(ws, on_unserved=told.set)
+    output = threading.Event()
+    flow = Flow(ws, on_unserved=output.set)
     waiting = threading.Thread(target=flow.wait, args=(job, 60))
     with Workspace(ws).serving():
         waiting.start()
-        assert not told.wait(1.5)
-    assert told.wait(30)
+        assert not output.wait(1.5)
+    assert output.wait(30)
     finish(ws, job, "at last")
     waiting.join(30)
     assert not waiting.is_alive()
@@ -330,8 +330,8 @@ def test_follow_prints_each_piece_as_it_is_written(ws: Path) -> None:
             transcript.append([number], piece.encode())
             assert process.stdout.read(len(piece.encode())) == piece.encode()
         workspace.finish(held, done_outcome("".join(pieces) + "!", STOPPED))
-        rest, told = process.communicate(timeout=30)
-    assert (process.returncode, rest, told) == (0, b"!", b"")
+        rest, output = process.communicate(timeout=30)
+    assert (process.returncode, rest, output) == (0, b"!", b"")
 
 
 def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
@@ -349,10 +349,10 @@ def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
         process.stdout.read(5)
         process.stdout.close()
         transcript.append([2], b" more")
-        told = process.stderr.read()
+        output = process.stderr.read()
         process.wait(timeout=30)
     held.release()
-    assert (process.returncode, told) == (1, b"")
+    assert (process.returncode, output) == (1, b"")
 
 
 @pytest.mark.parametrize("option", ["-w", "-f", "-W"])
@@ -414,9 +414,9 @@ def test_the_list_can_be_of_a_tag_and_as_json(ws: Path, quickly: Run) -> None:
     with Workspace(ws).serving():
         code, out, _ = quickly("flow", ws, "--tag", "odd", "--limit", "1", "--json")
         page = quickly("flow", ws, "--tag", "odd")[1]
-    told = json.loads(out)
+    err = json.loads(out)
     assert code == 0
-    assert told | {"jobs": []} == {
+    assert err | {"jobs": []} == {
         "workspace": str(ws),
         "served": True,
         "counts": {"queued": 1, "running": 0, "done": 1, "failed": 0},
@@ -424,7 +424,7 @@ def test_the_list_can_be_of_a_tag_and_as_json(ws: Path, quickly: Run) -> None:
         "jobs": [],
         "strays": [],
     }
-    assert [(job["id"], job["status"], job["request"]["tags"]) for job in told["jobs"]] == [(jobs[3], "queued", ["odd"])]
+    assert [(job["id"], job["status"], job["request"]["tags"]) for job in err["jobs"]] == [(jobs[3], "queued", ["odd"])]
     assert page.startswith(f"{ws} with the tag odd: 1 queued, 1 done.\n")
     assert "No server works" not in page
     assert quickly("flow", ws, "--tag", "none")[1] == f"{ws} with the tag none: There are no jobs.\n"
@@ -494,7 +494,7 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         (["-w"], "JOB: There is no id on stdin. For example: penstock flow WORKSPACE --wait 1736700000_12345_0"),
         (["-"], "JOB: There is no id on stdin. For example: penstock flow WORKSPACE 1736700000_12345_0"),
@@ -515,11 +515,11 @@ def test_gc_removes_what_ended_long_ago(ws: Path, quickly: Run) -> None:
         (["-f", "--json", "1_2_3"], "--json: It does not go with --follow, but with --wait."),
     ],
 )
-def test_options_that_contradict_each_other_are_wrong_usage(ws: Path, quickly: Run, args: list[str], told: str) -> None:
+def test_options_that_contradict_each_other_are_wrong_usage(ws: Path, quickly: Run, args: list[str], message: str) -> None:
     code, out, error = quickly("flow", ws, *args)
     assert (code, out) == (64, "")
     assert error.startswith("Usage: penstock flow")
-    assert told in error
+    assert message in error
 
 
 def test_a_folder_that_is_no_workspace_is_named_and_left_as_it_is(tmp_path: Path, quickly: Run) -> None:

@@ -55,7 +55,7 @@ def test_parents_are_given_by_id_or_with_names_and_in_several_options(ws: Path) 
 
 
 @pytest.mark.parametrize(
-    "given, prompt, told",
+    "given, prompt, message",
     [
         (
             "left={job}",
@@ -72,11 +72,11 @@ def test_parents_are_given_by_id_or_with_names_and_in_several_options(ws: Path) 
         ("x={job},x=1_1_1", "hi", "--after: x names two jobs."),
     ],
 )
-def test_what_cannot_be_meant_is_wrong_usage(ws: Path, quickly: Run, given: str, prompt: str, told: str) -> None:
+def test_what_cannot_be_meant_is_wrong_usage(ws: Path, quickly: Run, given: str, prompt: str, message: str) -> None:
     job = submit(ws)
     code, out, error = quickly("work", ws, "--after", given.replace("{job}", job), prompt)
     assert (code, out) == (64, "")
-    assert told.replace("{job}", job) in " ".join(error.split())
+    assert message.replace("{job}", job) in " ".join(error.split())
     assert [entry.name for entry in (ws / "input" / "ready").iterdir()] == [job]
 
 
@@ -99,8 +99,8 @@ def test_who_asks_for_a_waiting_child_learns_whom_it_waits_for(ws: Path, quickly
     child = submit(ws, a, b)
     finish(ws, a, "ok")
     assert quickly("flow", ws, child)[2].startswith(f"not ready: The job {child} is queued. It waits for {b}. Wait for it:")
-    told = json.loads(quickly("flow", ws, child, "--json")[1])
-    assert (told["request"]["after"], told["waits_for"]) == ({a: a, b: b}, [b])
+    output = json.loads(quickly("flow", ws, child, "--json")[1])
+    assert (output["request"]["after"], output["waits_for"]) == ({a: a, b: b}, [b])
     assert f"waits for {b}\n" in quickly("flow", ws)[1]
     fail(ws, b)
     assert json.loads(quickly("flow", ws, child, "--json")[1])["waits_for"] == [], "it will fail, and waits for nobody"
@@ -114,9 +114,9 @@ def test_who_comes_after_what_was_cancelled_is_told_that_it_will_fail(ws: Path, 
     why = f"The job {parent} failed: The job was cancelled."
     assert f"will fail: {why}\n" in quickly("flow", ws)[1]
     for job in (child, grandchild):
-        code, out, told = quickly("flow", ws, job)
+        code, out, err = quickly("flow", ws, job)
         assert (code, out) == (2, "")
-        assert told.startswith(f"not ready: The job {job} is queued. It will fail: {why} Submit it again")
+        assert err.startswith(f"not ready: The job {job} is queued. It will fail: {why} Submit it again")
     assert json.loads(quickly("flow", ws, child, "--json")[1])["will_fail"] == why
 
 
@@ -125,9 +125,9 @@ def test_who_retries_a_job_whose_parent_failed_is_told_that_it_will_fail_as_well
     child = submit(ws, parent)
     fail(ws, parent)
     fail(ws, child)
-    code, again, told = quickly("flow", ws, "--retry", child)
+    code, again, output = quickly("flow", ws, "--retry", child)
     assert (code, after(ws, again.strip())) == (0, {parent: parent})
-    assert told == f"It will fail too: The job {parent} failed: The pump is broken.\n"
+    assert output == f"It will fail too: The job {parent} failed: The pump is broken.\n"
 
 
 def test_children_are_listed_as_jobs_are(ws: Path, quickly: Run) -> None:
@@ -140,8 +140,8 @@ def test_children_are_listed_as_jobs_are(ws: Path, quickly: Run) -> None:
     assert code == 0
     assert page.startswith(f"{ws} after {parent}: 2 queued, 1 done.\n")
     assert re.findall(r"^  (\d+_\d+_\d+)", page, flags=re.MULTILINE) == children[::-1]
-    told = json.loads(quickly("flow", ws, "--children", parent, "--json", "--limit", "1")[1])
-    assert (told["counts"]["queued"], [job["id"] for job in told["jobs"]]) == (2, children[-1:])
+    output = json.loads(quickly("flow", ws, "--children", parent, "--json", "--limit", "1")[1])
+    assert (output["counts"]["queued"], [job["id"] for job in output["jobs"]]) == (2, children[-1:])
     assert quickly("flow", ws, "--children", children[0])[1] == f"{ws} after {children[0]}: There are no jobs.\n"
     assert quickly("flow", ws, "--children", NOWHERE)[2].startswith(f"error: There is no job {NOWHERE}")
 
@@ -175,8 +175,8 @@ def test_a_tree_can_begin_at_a_job(ws: Path, quickly: Run) -> None:
     page = quickly("flow", ws, "--tree", middle)[1]
     assert page.startswith(f"{ws} from {middle} on: 2 queued.\n")
     assert drawing(page) == [f"{middle} queued", f"└─ {low} queued"]
-    told = json.loads(quickly("flow", ws, "--tree", middle, "--json")[1])
-    assert (told["roots"], {job["id"]: job["children"] for job in told["jobs"]}) == ([middle], {middle: [low], low: []})
+    output = json.loads(quickly("flow", ws, "--tree", middle, "--json")[1])
+    assert (output["roots"], {job["id"]: job["children"] for job in output["jobs"]}) == ([middle], {middle: [low], low: []})
     assert quickly("flow", ws, "--tree", NOWHERE)[0] == 1
 
 
@@ -186,8 +186,8 @@ def test_trees_are_the_newest_first_and_as_many_as_wanted(ws: Path, quickly: Run
     page = quickly("flow", ws, "--tree", "--limit", "2")[1]
     assert drawing(page) == [f"{roots[2]} queued", f"└─ {children[2]} queued", f"{roots[1]} queued", f"└─ {children[1]} queued"]
     assert page.endswith("\n1 more trees: use --limit N to see more.\n")
-    told = json.loads(quickly("flow", ws, "--tree", "--limit", "2", "--json")[1])
-    assert (told["roots"], told["hidden"], told["alone"]) == (roots[:0:-1], 1, 0)
+    output = json.loads(quickly("flow", ws, "--tree", "--limit", "2", "--json")[1])
+    assert (output["roots"], output["hidden"], output["alone"]) == (roots[:0:-1], 1, 0)
 
 
 def test_a_long_chain_is_drawn_as_far_as_it_can_be_read_and_told_whole(ws: Path, quickly: Run) -> None:
@@ -212,7 +212,7 @@ def test_a_circle_made_by_hand_has_no_place_in_a_tree(ws: Path, quickly: Run) ->
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         (["--children"], "JOB: There is no id on stdin. For example: penstock flow WORKSPACE --children"),
         (["--tree", "--children", "1_2_3"], "--children and --tree cannot be combined."),
@@ -220,10 +220,10 @@ def test_a_circle_made_by_hand_has_no_place_in_a_tree(ws: Path, quickly: Run) ->
         (["--tree", "--timeout", "3"], "--timeout: It does not go with --tree"),
     ],
 )
-def test_options_that_do_not_go_together_are_wrong_usage(ws: Path, quickly: Run, args: list[str], told: str) -> None:
+def test_options_that_do_not_go_together_are_wrong_usage(ws: Path, quickly: Run, args: list[str], message: str) -> None:
     code, out, error = quickly("flow", ws, *args)
     assert (code, out) == (64, "")
-    assert told in error
+    assert message in error
 
 
 def test_a_tree_of_a_job_that_is_cleaned_away_meanwhile_is_told_so() -> None:

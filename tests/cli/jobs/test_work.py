@@ -89,7 +89,7 @@ def test_the_body_of_an_api_request_is_a_job(
 
 
 @pytest.mark.parametrize(
-    "body, args, told",
+    "body, args, message",
     [
         (CHAT, ["hi"], "PROMPT: The body of --request has the prompt. Leave out 'hi'."),
         (CHAT, ["--system", "Be brief."], "--system: It does not go with --request: write it in the body."),
@@ -112,11 +112,11 @@ def test_the_body_of_an_api_request_is_a_job(
     ],
 )
 def test_a_body_that_cannot_be_a_job_is_refused_at_once(
-    tmp_path: Path, quickly: Run, body: Any, args: list[str], told: str
+    tmp_path: Path, quickly: Run, body: Any, args: list[str], message: str
 ) -> None:
     code, out, error = quickly("work", tmp_path / "ws", "--request", "-", *args, stdin=json.dumps(body).encode())
     assert (code, out) == (64, "")
-    assert told in " ".join(error.split())
+    assert message in " ".join(error.split())
     assert not (tmp_path / "ws").exists()
 
 
@@ -130,8 +130,8 @@ def test_a_long_text_comes_from_stdin_and_every_option_is_kept(tmp_path: Path) -
     done = cli("work", tmp_path / "ws", "-", *options, stdin=text + b"\n")
     assert (done.returncode, done.stderr) == (0, b"")
     (job,) = waiting(tmp_path / "ws")
-    told = {"id": job.name, "workspace": str(tmp_path / "ws"), "new": True, "status": "queued"}
-    assert json.loads(done.stdout) == told
+    output = {"id": job.name, "workspace": str(tmp_path / "ws"), "new": True, "status": "queued"}
+    assert json.loads(done.stdout) == output
     assert (job / "prompt.txt").read_bytes() == text, "one new line at the end is the pipe's, the others are the text's"
     kept = asked(job)
     assert kept.pop("submitted") > 1_700_000_000
@@ -170,14 +170,14 @@ def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
     done = cli("work", tmp_path / "ws", "-", stdin=b"caf\xe9")
     assert (done.returncode, done.stdout) == (64, b"")
     assert b"PROMPT: It is not UTF-8 text (unexpected end of data at byte 3)." in done.stderr
-    code, out, told = quickly("work", tmp_path / "ws", "hi", "--system", "caf\udce9")
+    code, out, err = quickly("work", tmp_path / "ws", "hi", "--system", "caf\udce9")
     assert (code, out) == (64, "")
-    assert "The request contains invalid Unicode." in told
+    assert "The request contains invalid Unicode." in err
     assert not (tmp_path / "ws").exists()
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         (["   "], "PROMPT: It is empty. Try: penstock work "),
         (["-", "hi"], "PROMPT: - is stdin, and 'hi' follows it."),
@@ -208,7 +208,7 @@ def test_what_is_not_text_is_refused(tmp_path: Path, quickly: Run) -> None:
         (["hi", "--schema", "{unenforced}"], "unenforced.json: "),
     ],
 )
-def test_wrong_usage_is_named_and_nothing_is_submitted(tmp_path: Path, quickly: Run, args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_nothing_is_submitted(tmp_path: Path, quickly: Run, args: list[str], message: str) -> None:
     contents = {"grammar": b"start: /a/", "broken": b'{"type": ', "binary": b"\xff\xfe", "empty": b" \n", "number": b"7"}
     contents["unenforced"] = b'{"type": "array", "uniqueItems": true}'
     files = {name: tmp_path / f"{name}.json" for name in [*contents, "none"]} | {"folder": tmp_path / "folder"}
@@ -217,7 +217,7 @@ def test_wrong_usage_is_named_and_nothing_is_submitted(tmp_path: Path, quickly: 
         files[name].write_bytes(data)
     code, out, error = quickly("work", tmp_path / "ws", *(arg.format(**files) for arg in args))
     assert (code, out) == (64, "")
-    assert told.format(**files, ws=tmp_path / "ws") in error
+    assert message.format(**files, ws=tmp_path / "ws") in error
     assert not (tmp_path / "ws").exists()
 
 

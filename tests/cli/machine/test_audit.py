@@ -39,7 +39,7 @@ def report(described: dict[str, Any]) -> Report:
 
 
 @pytest.mark.parametrize(
-    "content, told",
+    "content, message",
     [
         (b"", "is empty. An audit needs a text of at least 64 tokens."),
         (b" \n\t\n", "is empty."),
@@ -47,12 +47,12 @@ def report(described: dict[str, Any]) -> Report:
         (b"text\0text", "is not text: byte 4 is zero."),
     ],
 )
-def test_a_file_that_is_no_text_is_refused_before_a_model_is_loaded(tmp_path: Path, content: bytes, told: str) -> None:
+def test_a_file_that_is_no_text_is_refused_before_a_model_is_loaded(tmp_path: Path, content: bytes, message: str) -> None:
     file = tmp_path / "mine.txt"
     file.write_bytes(content)
     done = cli("--text", str(file), "--model", "no-such-model")
     assert done.returncode == 64
-    assert told in " ".join(done.stderr.split())
+    assert message in " ".join(done.stderr.split())
     assert "mine.txt" in done.stderr
 
 

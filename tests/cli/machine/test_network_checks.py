@@ -55,20 +55,20 @@ def test_a_port_is_free_or_names_what_has_it(listening: socket.socket, monkeypat
 
 
 @pytest.mark.parametrize(
-    "versions, told",
+    "versions, message",
     [
         ((__version__, __version__), [f"✓ Server +Penstock {__version__} answers", f"✓ Nodes +2 are live, all with {VERSION}"]),
         ((__version__, "0.0.9"), ["! Nodes +2 are live; b has 0.0.9\n +→ .*install the same one everywhere"]),
         (("0.0.9", "0.0.9"), ["! Server +Penstock 0.0.9 answers .*\n +→ Restart it"]),
     ],
 )
-def test_servers_and_nodes_of_other_versions_are_named(versions: tuple[str, str], told: list[str]) -> None:
+def test_servers_and_nodes_of_other_versions_are_named(versions: tuple[str, str], message: list[str]) -> None:
     """At a stand-in for a server; the first version is its own."""
     nodes = [{"node": name, "version": version} for name, version in zip("ab", versions, strict=True)]
     pages = {"/health": {"version": versions[0]}, "/network": {"nodes": nodes}}
     with serving(StandIn({path: Page(json.dumps(body).encode()) for path, body in pages.items()})) as server:
         shown = cli("doctor", PENSTOCK_URL=server.url, COLUMNS="200").stdout.decode()
-    assert all(re.search(line, shown) for line in told), shown
+    assert all(re.search(line, shown) for line in message), shown
 
 
 def test_networks_tell_their_certificates_their_port_and_who_answers(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ def segment(name: str, layers: str, **more: Any) -> Json:
 def route(*hops: tuple[str, str], **more: Any) -> Json:
     facts = {"state": "open", "why": "It is the only one.", "in_flight": 2, "window": 2, "round_trip": 0.03}
     facts |= {"recoveries": 0, "last_pause": 0.0, "last_reason": ""}
-    told = [{"node": name, "layers": [int(edge) for edge in layers.split(":")]} for name, layers in hops]
-    return facts | {"hops": told} | more
+    output = [{"node": name, "layers": [int(edge) for edge in layers.split(":")]} for name, layers in hops]
+    return facts | {"hops": output} | more
 
 
 def pipe(*segments: Json, missing: tuple[str, ...] = (), **more: Any) -> Json:

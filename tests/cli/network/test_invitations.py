@@ -41,20 +41,20 @@ def served(tmp_path: Path) -> Iterator[None]:
 
 
 def test_a_machine_is_invited_joins_and_is_listed_and_another_is_not_let_in(at: At, tmp_path: Path) -> None:
-    code, token, told = at("a", "invite", "laptop")
+    code, token, err = at("a", "invite", "laptop")
     assert code == 0
     assert re.fullmatch(r"penstock2:[\w-]+\n", token), "nothing but the token"
-    assert token.strip() not in told
+    assert token.strip() not in err
     for word in ("for one machine, until", "penstock serve", "like a password", "penstock network join TOKEN"):
-        assert word in told
+        assert word in err
     with served(tmp_path):
-        code, out, told = at("b", "join", "-", stdin=token)
-        assert code == 0, told
+        code, out, err = at("b", "join", "-", stdin=token)
+        assert code == 0, err
         assert "now the node 'laptop' of the network 'home'" in out
-        code, _, told = at("c", "join", stdin=token)  # a pipe needs no -
+        code, _, err = at("c", "join", stdin=token)  # a pipe needs no -
         assert code == 1
-        assert "error: The invitation was used already" in told
-        assert "hint: Ask for a new one" in told
+        assert "error: The invitation was used already" in err
+        assert "hint: Ask for a new one" in err
     assert not (tmp_path / "c").exists()
     _, out, _ = at("a", "invitations")
     assert re.search(r"^\w{12} +laptop +used +\S+ \S+ +\S+ \S+ from 127\.0\.0\.1$", out, flags=re.MULTILINE)
@@ -70,16 +70,16 @@ def test_an_open_invitation_is_listed_and_can_be_withdrawn(at: At, tmp_path: Pat
     _, out, _ = at("a", "invitations")
     assert re.search(r"^\w{12} +laptop +open ", out, flags=re.MULTILINE)
     assert "1 open invitation: penstock network invitations" in at("a", "list")[1]
-    code, out, told = at("a", "invitations", "--withdraw", "laptop")
+    code, out, err = at("a", "invitations", "--withdraw", "laptop")
     assert code == 0
-    assert "Withdrew the invitation" in told
+    assert "Withdrew the invitation" in err
     assert " withdrawn " in out
     assert "open invitation" not in at("a", "list")[1]
     with served(tmp_path):
         assert "was withdrawn" in at("b", "join", "-", stdin=token)[2]
-    code, _, told = at("a", "invitations", "--withdraw", "laptop")
+    code, _, err = at("a", "invitations", "--withdraw", "laptop")
     assert code == 1
-    assert "has no open invitation" in told
+    assert "has no open invitation" in err
 
 
 def test_revoking_a_node_that_has_not_joined_withdraws_its_invitation(at: At, tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_revoking_a_node_that_has_not_joined_withdraws_its_invitation(at: At, tm
 
 @pytest.mark.parametrize("kind", [[], ["--offline"]], ids=["once", "offline"])
 def test_an_invitation_is_drawn_as_a_code_that_holds_the_token(at: At, kind: list[str]) -> None:
-    code, token, told = at("a", "invite", "laptop", "--qr", *kind)
+    code, token, output = at("a", "invite", "laptop", "--qr", *kind)
     assert code == 0
-    drawn = [line for line in told.splitlines() if not line.strip(" ▀▄█")]
+    drawn = [line for line in output.splitlines() if not line.strip(" ▀▄█")]
     halves = {" ": (0, 0), "▀": (1, 0), "▄": (0, 1), "█": (1, 1)}
     rows = [tuple(halves[block][half] for block in line) for line in drawn for half in (0, 1)]
     assert rows[: len(rows[0])] == modules(token.strip())
@@ -113,21 +113,21 @@ def test_a_code_is_drawn_in_black_on_white_where_the_terminal_is_wide_enough(
 
 
 def test_while_the_node_of_the_authority_is_off_a_machine_is_told_what_to_do(at: At) -> None:
-    code, _, told = at("b", "join", at("a", "invite", "laptop")[1].strip())
+    code, _, output = at("b", "join", at("a", "invite", "laptop")[1].strip())
     assert code == 1
     for word in ("does not answer", "penstock serve", "firewall", "--offline"):
-        assert word in told
+        assert word in output
 
 
 def test_an_offline_invitation_needs_no_connection_and_says_what_it_holds(at: At) -> None:
-    code, token, told = at("a", "invite", "laptop", "--offline")
+    code, token, output = at("a", "invite", "laptop", "--offline")
     assert code == 0
     assert token.startswith("penstock1:")
-    assert "It contains a private key" in told
+    assert "It contains a private key" in output
     assert "now the node 'laptop'" in at("b", "join", "-", stdin=token)[1]
-    code, _, told = at("a", "invite", "phone", "--offline", "--expires", "1h")
+    code, _, output = at("a", "invite", "phone", "--offline", "--expires", "1h")
     assert code == 1
-    assert "--days" in told
+    assert "--days" in output
     assert "private key" in re.sub(r"\s+", " ", at("a", "invite", "--help")[1])
 
 
@@ -151,9 +151,9 @@ def test_only_the_machine_that_created_a_network_lists_its_invitations(at: At, t
     joining.join(Home(tmp_path / "b"), authority.invite(network, "laptop"))
     joining.use(Home(tmp_path / "b"), "home")
     for words in (["invitations"], ["invite", "phone"]):
-        code, _, told = at("b", *words)
+        code, _, output = at("b", *words)
         assert code == 1
-        assert "created on another machine" in told
+        assert "created on another machine" in output
 
 
 def test_a_person_is_asked_for_the_invitation(tmp_path: Path) -> None:
@@ -203,9 +203,9 @@ def test_with_other_words_nothing_is_sent(at: At, tmp_path: Path) -> None:
 
 
 def test_a_member_cannot_pair_and_a_token_beside_pair_is_refused(at: At, tmp_path: Path) -> None:
-    code, _, told = at("a", "join", "penstock2:x", "--pair", "127.0.0.1")
-    assert (code, "--pair: With it, no TOKEN is needed." in told) == (64, True)
+    code, _, output = at("a", "join", "penstock2:x", "--pair", "127.0.0.1")
+    assert (code, "--pair: With it, no TOKEN is needed." in output) == (64, True)
     token = at("a", "invite", "laptop", "--offline")[1]
     assert at("b", "join", token.strip())[0] == 0
-    code, _, told = at("b", "pair", "phone")
-    assert (code, "created on another machine" in told) == (1, True)
+    code, _, output = at("b", "pair", "phone")
+    assert (code, "created on another machine" in output) == (1, True)

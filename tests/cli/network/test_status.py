@@ -322,8 +322,8 @@ segments = st.builds(segment, names, ranges, draining=st.booleans(), kv_used=st.
 
 @given(held=st.lists(segments, max_size=6), hole=ranges, layers=st.integers(100, 130), width=st.integers(80, 130))
 def test_whatever_is_held_fits_the_width(held: list[dict[str, Any]], hole: str, layers: int, width: int) -> None:
-    told = status(pipe(*held, num_layers=layers, missing=(hole,)), nodes=[node("a"), *(node(part["node"]) for part in held)])
-    assert max(map(breadth, render(told, width).splitlines())) <= width
+    output = status(pipe(*held, num_layers=layers, missing=(hole,)), nodes=[node("a"), *(node(part["node"]) for part in held)])
+    assert max(map(breadth, render(output, width).splitlines())) <= width
 
 
 # ---- the command ----

@@ -84,7 +84,7 @@ def test_the_example_is_a_node_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "args, told",
+    "args, message",
     [
         (["--port", "eighty"], '--port: port = "eighty" cannot be used. Give a whole number.'),
         (["--port", "99999"], "--port: port = 99999 cannot be used."),
@@ -104,14 +104,14 @@ def test_the_example_is_a_node_file(tmp_path: Path) -> None:
         (["--api-key", KEY], "No such option"),
     ],
 )
-def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> None:
+def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], message: str) -> None:
     done = cli("config", *args)
     assert (done.returncode, done.stdout) == (64, "")
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
-    "text, env, told",
+    "text, env, message",
     [
         ("[scheduler]\npolcy = 'edf'", {}, ["there is no setting 'scheduler.polcy'.", "Did you mean 'scheduler.policy'?"]),
         ("[server]\nport 80", {}, ["is not valid TOML", "at line 2"]),
@@ -122,7 +122,9 @@ def test_wrong_usage_is_named_and_leaves_with_64(args: list[str], told: str) -> 
         ("[[hosted_models]]\nload_ends = false", {}, ["load_ends = false", "join a network"]),
     ],
 )
-def test_wrong_settings_are_two_lines_and_leave_with_1(text: str, env: dict[str, str], told: list[str], tmp_path: Path) -> None:
+def test_wrong_settings_are_two_lines_and_leave_with_1(
+    text: str, env: dict[str, str], message: list[str], tmp_path: Path
+) -> None:
     file = tmp_path / "node.toml"
     file.write_text(text, encoding="utf-8")
     done = cli("config", "--config", str(file), **env)
@@ -130,4 +132,4 @@ def test_wrong_settings_are_two_lines_and_leave_with_1(text: str, env: dict[str,
     error, hint = done.stderr.splitlines()
     assert error.startswith("error: ")
     assert hint.startswith("hint: ")
-    assert all(part in done.stderr for part in told)
+    assert all(part in done.stderr for part in message)

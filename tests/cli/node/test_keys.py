@@ -36,9 +36,9 @@ def test_a_key_is_made_shown_once_listed_and_revoked(tmp_path: Path) -> None:
     assert "2 answers at once, 6000 tokens a minute, priority up to -5, only smollm2-135m and gpt-4o." in made.stderr
     assert "penstock keys revoke bob" in made.stderr
 
-    told = penstock(tmp_path, "keys", "list").stdout
+    output = penstock(tmp_path, "keys", "list").stdout
     assert re.search(
-        rf"^bob +\.\.\.{re.escape(key[-4:])} +\d{{4}}-\d\d-\d\d +2 answers at once, .*gpt-4o$", told, flags=re.MULTILINE
+        rf"^bob +\.\.\.{re.escape(key[-4:])} +\d{{4}}-\d\d-\d\d +2 answers at once, .*gpt-4o$", output, flags=re.MULTILINE
     )
     (entry,) = json.loads(penstock(tmp_path, "keys", "list", "--json").stdout)["keys"]
     created = entry.pop("created")

@@ -85,11 +85,11 @@ def test_a_job_whose_prompt_is_still_read_says_so(penstock_server: Server) -> No
 
 def test_json_is_the_status_of_the_server(penstock_server: Server) -> None:
     with story(penstock_server):
-        told = json.loads(ps("--json", "--url", penstock_server.url).stdout)
-    assert told["models"][0]["id"] == "smollm2-135m"
-    assert len(told["models"][0]["jobs"]) == 1
-    assert told["draining"] is False
-    (job,) = told["models"][0]["jobs"]
+        output = json.loads(ps("--json", "--url", penstock_server.url).stdout)
+    assert output["models"][0]["id"] == "smollm2-135m"
+    assert len(output["models"][0]["jobs"]) == 1
+    assert output["draining"] is False
+    (job,) = output["models"][0]["jobs"]
     assert 0 <= job["last_update"] <= job["age"]
     assert job["stale"] is False
 

@@ -115,15 +115,15 @@ def test_a_folder_at_rest_is_not_read_again(folder: KeyFolder, monkeypatch: pyte
 
 
 def test_who_is_revoked_is_told_once_and_checked_once_more(folder: KeyFolder) -> None:
-    told: list[Caller] = []
+    output: list[Caller] = []
     bob, eve = folder.add("bob"), folder.add("eve")
-    keys = Keys(folder, None, on_revoked=told.append)
+    keys = Keys(folder, None, on_revoked=output.append)
     callers = keys.find(bob), keys.find(eve)
     folder.revoke("bob")
     with pytest.raises(KeyRevoked, match="'bob' is no longer valid"):
         keys.check(callers[0])  # nobody looked since
     keys.refresh()
-    assert told == [callers[0]]
+    assert output == [callers[0]]
     keys.check(callers[1])
     keys.check(OWNER)
 
@@ -132,13 +132,13 @@ def test_a_watch_sees_a_revoked_key_while_nobody_asks(folder: KeyFolder) -> None
     bob = folder.add("bob")
 
     async def scene() -> Caller:
-        told: asyncio.Future[Caller] = asyncio.get_running_loop().create_future()
-        keys = Keys(folder, None, on_revoked=told.set_result)
+        output: asyncio.Future[Caller] = asyncio.get_running_loop().create_future()
+        keys = Keys(folder, None, on_revoked=output.set_result)
         keys.find(bob)
         watch = asyncio.create_task(keys.watch())
         folder.revoke("bob")
         try:
-            return await asyncio.wait_for(told, 30)
+            return await asyncio.wait_for(output, 30)
         finally:
             watch.cancel()
 
@@ -146,14 +146,14 @@ def test_a_watch_sees_a_revoked_key_while_nobody_asks(folder: KeyFolder) -> None
 
 
 def test_keys_that_vanish_close_the_server_and_never_open_it(folder: KeyFolder) -> None:
-    told: list[Caller] = []
+    output: list[Caller] = []
     bob = folder.add("bob")
-    keys = Keys(folder, None, on_revoked=told.append)
+    keys = Keys(folder, None, on_revoked=output.append)
     shutil.rmtree(folder.path)
     for given in (None, bob):
         with pytest.raises(InvalidKey):
             keys.find(given)
-    assert [caller.name for caller in told] == ["bob"]
+    assert [caller.name for caller in output] == ["bob"]
     assert keys.required
 
 

@@ -66,7 +66,7 @@ class Seen:
     """What the clients of one key saw."""
 
     statuses: list[int] = field(default_factory=list)
-    told: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
     retries: list[str | None] = field(default_factory=list)
     tokens: int = 0
 
@@ -84,7 +84,7 @@ async def ask(client: httpx.AsyncClient, key: str, seen: Seen, **more: Any) -> N
     async with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
         seen.statuses.append(answer.status_code)
         if answer.status_code != 200:
-            seen.told.append(json.loads(await answer.aread())["error"]["message"])
+            seen.refusals.append(json.loads(await answer.aread())["error"]["message"])
             seen.retries.append(answer.headers.get("retry-after"))
             return
         async for line in answer.aiter_lines():
@@ -134,13 +134,13 @@ def test_limits_hold_under_sixty_four_clients_with_four_keys(site: Site, open_an
     few = seen["few"]
     assert 1 <= open_answers["few"] <= 2 < open_answers["free"]
     assert set(few.statuses) == {200, 429}
-    assert all("'few' may have 2 answers open at once" in text for text in few.told)
+    assert all("'few' may have 2 answers open at once" in text for text in few.refusals)
 
     sparing = seen["sparing"]
     assert time.monotonic() - began < 60, "the machine is too slow for this test to say anything"
     assert 0 < sparing.tokens <= PER_MINUTE
     assert set(sparing.statuses) == {200, 429}
-    assert all(f"'sparing' may use {PER_MINUTE} tokens a minute" in text for text in sparing.told)
+    assert all(f"'sparing' may use {PER_MINUTE} tokens a minute" in text for text in sparing.refusals)
 
     assert all(retry is not None and int(retry) >= 1 for one in (few, sparing) for retry in one.retries)
     assert set(seen["humble"].statuses) == set(seen["free"].statuses) == {200}

@@ -148,23 +148,23 @@ def test_keys_do_not_share_their_limits_and_the_owner_has_none() -> None:
 
 def test_a_revoked_key_tells_all_that_it_has_open_and_nobody_else() -> None:
     meter, bob, eve = Meter(Clock()), caller("bob"), caller("eve")
-    told: list[str] = []
+    output: list[str] = []
     for name, who in (("a", bob), ("b", bob), ("closed", bob), ("eve", eve)):
         ticket = meter.admit(who, outputs=1, prompt_tokens=1, max_tokens=1)
-        ticket.on_revoked(lambda error, name=name: told.append(f"{name}: {error.message}"))  # type: ignore[misc]
+        ticket.on_revoked(lambda error, name=name: output.append(f"{name}: {error.message}"))  # type: ignore[misc]
         if name == "closed":
             ticket.close()
     meter.revoke(bob)
-    assert sorted(told) == ["a: The key 'bob' is no longer valid.", "b: The key 'bob' is no longer valid."]
+    assert sorted(output) == ["a: The key 'bob' is no longer valid.", "b: The key 'bob' is no longer valid."]
 
 
 def test_who_asks_to_be_told_after_the_key_was_revoked_is_told_at_once() -> None:
     meter, bob = Meter(Clock()), caller()
     ticket = meter.admit(bob, outputs=1, prompt_tokens=1, max_tokens=1)
     meter.revoke(bob)
-    told: list[KeyRevoked] = []
-    ticket.on_revoked(told.append)
-    assert [error.code for error in told] == ["key_revoked"]
+    output: list[KeyRevoked] = []
+    ticket.on_revoked(output.append)
+    assert [error.code for error in output] == ["key_revoked"]
 
 
 # ---- whatever comes when ----

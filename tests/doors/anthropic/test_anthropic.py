@@ -461,25 +461,25 @@ def test_a_stream_that_is_silent_is_kept_alive_by_pings(real_server: Api) -> Non
 def test_an_answer_that_fails_in_the_middle_ends_with_an_error_event() -> None:
     answer = MessageAnswer("msg_1", MODEL, OutputParser(None), prompt_tokens=3)
     [event] = [answer.framing.frame(one) for one in answer.failed(ComputeFailed("A pass failed."))]
-    told = b'{"type":"error","error":{"type":"api_error","message":"A pass failed."}}'
-    assert event == b"event: error\ndata: " + told + b"\n\n"
+    output = b'{"type":"error","error":{"type":"api_error","message":"A pass failed."}}'
+    assert event == b"event: error\ndata: " + output + b"\n\n"
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         ('{"a": 1e999}', b'"input":{"a": 1e999}'),
         ('{"a": "\\ud800"}', b'"input":{"a": "\\ud800"}'),
         ('{"a": [1, -1e999], "b": "cut', b'"input":{"a":[1,-1e999]}'),
     ],
 )
-def test_arguments_are_told_as_the_model_wrote_them(arguments: str, told: bytes) -> None:
+def test_arguments_are_told_as_the_model_wrote_them(arguments: str, message: bytes) -> None:
     answer = MessageAnswer("msg_1", MODEL, OutputParser(ToolParser(DESCRIBED)), prompt_tokens=3)
     begin, _, end = DESCRIBED.written([("f", "|")]).partition("|")
     text = begin + arguments + (end if arguments.endswith("}") else "")
     for update in (TokensOut(0, text, ()), OutputFinished(0, FinishReason.STOP)):
         list(answer.take(0, update))
-    assert told in encode(answer.whole(Usage(1, 2)))
+    assert message in encode(answer.whole(Usage(1, 2)))
 
 
 def test_a_client_that_leaves_takes_its_job_with_it(server: Api, client: Anthropic) -> None:

@@ -133,7 +133,9 @@ def test_only_who_watches_the_process_and_the_files_of_the_console_need_no_key(d
 def bounds() -> list[tuple[str, float]]:
     """Of each field that is checked when a request is understood: the first values that are too small or too large."""
     steps = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0}
-    found = [(name, told[key] + step) for name, told in FIELD_DESCRIPTIONS.items() for key, step in steps.items() if key in told]
+    found = [
+        (name, output[key] + step) for name, output in FIELD_DESCRIPTIONS.items() for key, step in steps.items() if key in output
+    ]
     return [(name, value) for name, value in found if name in SamplingParams.__dataclass_fields__]
 
 

@@ -17,9 +17,9 @@ from tests.engine.fakes import make_job
 def test_a_job_tells_when_it_was_last_computed_and_whether_that_is_too_long_ago(seconds: float, stale: bool) -> None:
     job, _ = make_job([1, 2, 3], SamplingParams(), arrival=time.monotonic() - 60.0)
     job.last_update = time.monotonic() - seconds
-    told = _job(job)
-    assert told["last_update"] == pytest.approx(seconds, abs=2.0)
-    assert told["stale"] is stale
+    output = _job(job)
+    assert output["last_update"] == pytest.approx(seconds, abs=2.0)
+    assert output["stale"] is stale
 
 
 @pytest.mark.parametrize("state", [SequenceState.PAUSED, SequenceState.RUNNING])

@@ -229,8 +229,8 @@ def test_a_message_of_many_blocks_is_joined_once() -> None:
 def test_many_calls_of_one_message_are_put_together_once() -> None:
     blocks = [{"type": "tool_use", "id": "a", "name": "f", "input": {}}] * MANY
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": blocks}, {"role": "user", "content": "!"}]
-    told = conversation(CountTokensRequest.model_validate({"model": "m", "messages": turns})).messages
-    assert len(told[1]["tool_calls"]) == MANY
+    output = conversation(CountTokensRequest.model_validate({"model": "m", "messages": turns})).messages
+    assert len(output[1]["tool_calls"]) == MANY
 
 
 def test_many_results_are_joined_once() -> None:

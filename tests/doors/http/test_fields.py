@@ -19,9 +19,9 @@ ASKED = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content":
 
 
 def named(asked: Fields, field: str, message: str = "") -> tuple[str, str]:
-    with pytest.raises(RequestError) as told, renamed_fields(asked.names):
+    with pytest.raises(RequestError) as output, renamed_fields(asked.names):
         raise RequestError(message or f"{field} = 0 cannot be used.", field=field)
-    return told.value.field, told.value.message
+    return output.value.field, output.value.message
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_a_field_is_named_as_the_dialect_has_it(kind: type[Fields], body: dict[s
 
 
 def test_words_that_do_not_begin_with_the_field_stay_as_they_are() -> None:
-    with pytest.raises(PromptTooLong, match=r"^The prompt has 9 tokens\.$") as told, renamed_fields({"prompt": "input"}):
+    with pytest.raises(PromptTooLong, match=r"^The prompt has 9 tokens\.$") as output, renamed_fields({"prompt": "input"}):
         raise PromptTooLong("The prompt has 9 tokens.", field="prompt")
-    assert told.value.field == "input"
+    assert output.value.field == "input"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_words_that_do_not_begin_with_the_field_stay_as_they_are() -> None:
     ],
 )
 def test_what_would_be_ignored_is_refused_by_name(more: dict[str, Any], field: str) -> None:
-    with pytest.raises(RequestError) as told:
+    with pytest.raises(RequestError) as output:
         plain_messages(parse(ChatCompletionRequest, json.dumps({**ASKED, **more})).messages)
-    assert told.value.field == field
+    assert output.value.field == field
 
 
 def test_no_obfuscation_is_what_there_is() -> None:

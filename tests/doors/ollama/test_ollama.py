@@ -305,10 +305,10 @@ def test_arguments_are_told_as_the_model_wrote_them_on_one_line(arguments: str) 
     lines = [
         answer.framing.frame(part) for update in (said, OutputFinished(0, FinishReason.STOP)) for part in answer.take(0, update)
     ]
-    told = [line for line in lines if b"tool_calls" in line]
-    assert len(told) == 1
-    assert told[0].count(b"\n") == 1
-    assert json.loads(told[0])["message"]["tool_calls"][0]["function"]["arguments"] == json.loads(arguments)
+    output = [line for line in lines if b"tool_calls" in line]
+    assert len(output) == 1
+    assert output[0].count(b"\n") == 1
+    assert json.loads(output[0])["message"]["tool_calls"][0]["function"]["arguments"] == json.loads(arguments)
 
 
 def test_a_call_that_was_cut_off_is_not_told() -> None:
@@ -316,10 +316,10 @@ def test_a_call_that_was_cut_off_is_not_told() -> None:
     text = DESCRIBED.written([("f", '{"x": 1}')]) + '\n<tool_call>\n{"name": "g", "arguments": {"y'
     updates = [TokensOut(0, text, ()), OutputFinished(0, FinishReason.LENGTH)]
     parts = [part for update in updates for part in answer.take(0, update)]
-    told = [call.function for part in parts for call in part.message.tool_calls or ()]  # type: ignore[attr-defined]
-    assert [(one.index, one.name, bytes(one.arguments)) for one in told] == [(0, "f", b'{"x": 1}')]
+    output = [call.function for part in parts for call in part.message.tool_calls or ()]  # type: ignore[attr-defined]
+    assert [(one.index, one.name, bytes(one.arguments)) for one in output] == [(0, "f", b'{"x": 1}')]
     whole: Any = answer.whole(Usage(1, 2))
-    assert [one.function for one in whole.message.tool_calls] == told
+    assert [one.function for one in whole.message.tool_calls] == output
     assert whole.done_reason == "length"
 
 
@@ -335,8 +335,8 @@ def test_a_prompt_is_answered_like_a_question_in_a_chat(real_client: ollama.Clie
 
 def test_a_system_text_goes_before_the_prompt(client: ollama.Client) -> None:
     plain = client.generate(MODEL, PROMPT, options={**GREEDY, "num_predict": 1})
-    told = client.generate(MODEL, PROMPT, system="Be brief. " * 20, options={**GREEDY, "num_predict": 1})
-    assert (told.prompt_eval_count or 0) > (plain.prompt_eval_count or 0)
+    output = client.generate(MODEL, PROMPT, system="Be brief. " * 20, options={**GREEDY, "num_predict": 1})
+    assert (output.prompt_eval_count or 0) > (plain.prompt_eval_count or 0)
 
 
 def test_a_raw_prompt_is_continued_as_it_is(real_client: ollama.Client) -> None:
@@ -427,7 +427,7 @@ def test_no_text_has_no_embedding(client: ollama.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields, told",
+    "fields, message",
     [
         ({"options": {"mirostat": 2}}, "options.mirostat = 2 is not supported"),
         ({"options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
@@ -443,8 +443,8 @@ def test_no_text_has_no_embedding(client: ollama.Client) -> None:
         ({"messages": [{"role": "user", "content": "word " * 1000}]}, "The prompt has 1"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(server: Api, fields: dict[str, Any], told: str) -> None:
-    assert told in refused(server, **fields)
+def test_what_cannot_be_honoured_is_refused_by_name(server: Api, fields: dict[str, Any], message: str) -> None:
+    assert message in refused(server, **fields)
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,11 @@ def _completed_once(folder: Path, batch_id: str, log: str) -> int:
     numbers = [fact["n"] for fact in facts if "n" in fact]
     assert len(set(numbers)) == len(numbers), "a line is in the journal once"
     jobs = {fact["job"] for fact in facts if "job" in fact}
-    told = Counter(re.findall(r"\bjob id=(\S+) outcome=", log))
-    assert all(count == 1 for count in told.values()), "a job ends once"
-    assert set(told) <= jobs, "no job but those of the journal has ended"
+    output = Counter(re.findall(r"\bjob id=(\S+) outcome=", log))
+    assert all(count == 1 for count in output.values()), "a job ends once"
+    assert set(output) <= jobs, "no job but those of the journal has ended"
     assert "Traceback" not in log
-    return len(told)
+    return len(output)
 
 
 def _let_it_work(client: openai.OpenAI, batch_id: str, chance: random.Random) -> None:

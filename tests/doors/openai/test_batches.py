@@ -137,10 +137,10 @@ def test_a_line_for_a_model_that_is_not_here_is_refused_as_a_request_would_be(cl
     (error,) = lines_of(client, batch.error_file_id)
     with pytest.raises(openai.NotFoundError) as directly:
         client.chat.completions.create(model="nowhere", messages=[{"role": "user", "content": "Hi."}])
-    told, direct = error["response"]["body"]["error"], directly.value.body
+    output, direct = error["response"]["body"]["error"], directly.value.body
     assert error["response"]["status_code"] == 404
-    assert [told[name] for name in ("code", "param", "type")] == [direct[name] for name in ("code", "param", "type")]  # type: ignore[index]
-    assert told["message"].startswith("Model 'nowhere' is not served here.")
+    assert [output[name] for name in ("code", "param", "type")] == [direct[name] for name in ("code", "param", "type")]  # type: ignore[index]
+    assert output["message"].startswith("Model 'nowhere' is not served here.")
 
 
 def test_a_batch_made_where_a_model_was_says_that_it_waits_for_it(tmp_path: Path) -> None:

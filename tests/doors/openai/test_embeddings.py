@@ -118,7 +118,7 @@ def test_who_was_prepared_early_does_not_go_before_who_was_there_first(hosted: H
 
 
 @pytest.mark.parametrize(
-    "fields, param, told",
+    "fields, param, message",
     [
         ({"input": ""}, "input", "input is empty"),
         ({"input": []}, "input", "wrong type"),
@@ -132,8 +132,8 @@ def test_who_was_prepared_early_does_not_go_before_who_was_there_first(hosted: H
         ({"input": "a", "extra_body": {"temperature": 0}}, "temperature", "not a known parameter"),
     ],
 )
-def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, fields: dict[str, Any], param: str, told: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=told) as caught:
+def test_what_cannot_be_embedded_is_refused_by_name(client: OpenAI, fields: dict[str, Any], param: str, message: str) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
         client.embeddings.create(model=MODEL, **fields)
     assert caught.value.param == param
 

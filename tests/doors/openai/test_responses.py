@@ -98,14 +98,14 @@ def test_a_stream_tells_what_the_whole_response_says(request: pytest.FixtureRequ
     events = list(ask(client, stream=True, **fields))
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert [event.type for event in events[:3]] == ["response.created", "response.in_progress", "response.output_item.added"]
-    told = events[-1].response
-    assert events[-1].type == f"response.{told.status}"
+    shown = events[-1].response
+    assert events[-1].type == f"response.{shown.status}"
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
     arguments = [item.arguments for item in whole.output if item.type == "function_call"]
     deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
     assert ["".join(deltas)] * len(arguments) == arguments
-    assert [event.item for event in events if event.type == "response.output_item.done"] == told.output
-    assert shape(told) == shape(whole)
+    assert [event.item for event in events if event.type == "response.output_item.done"] == shown.output
+    assert shape(shown) == shape(whole)
 
 
 def shape(response: Any) -> dict[str, Any]:
@@ -127,10 +127,10 @@ def test_an_answer_that_was_cut_off_says_so(client: OpenAI) -> None:
 
 
 def test_the_instructions_lead_the_conversation(client: OpenAI, server: Api) -> None:
-    told = ask(client, instructions="Be brief.")
+    output = ask(client, instructions="Be brief.")
     known_dialect = ask(client, [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": QUESTION}])
-    assert told.usage.input_tokens == known_dialect.usage.input_tokens
-    assert told.output_text == known_dialect.output_text
+    assert output.usage.input_tokens == known_dialect.usage.input_tokens
+    assert output.output_text == known_dialect.output_text
 
 
 def test_logprobs_are_those_of_the_text(real_client: OpenAI) -> None:

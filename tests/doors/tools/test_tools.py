@@ -349,8 +349,8 @@ def test_beside_a_rule_an_answer_follows_it_or_is_a_call(
     for text in (answer, call):
         reader = plan.parser()
         events = [event for letter in text for event in reader.push(letter)] + reader.finish()
-        told = "".join(event.text for event in events if isinstance(event, TextDelta))
-        assert (told, checked_calls(events)) == ((answer, []) if text is answer else ("", ["get_weather"]))
+        output = "".join(event.text for event in events if isinstance(event, TextDelta))
+        assert (output, checked_calls(events)) == ((answer, []) if text is answer else ("", ["get_weather"]))
 
 
 def test_beside_a_tag_an_answer_may_look_like_a_call(with_special_markers: Grammars) -> None:

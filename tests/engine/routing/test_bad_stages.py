@@ -35,8 +35,8 @@ def with_a_liar(
     tell = liar.send
 
     def telling(node: str, message: Message) -> None:
-        for told in lie(message):
-            tell(node, told)
+        for output in lie(message):
+            tell(node, output)
 
     liar.send = telling  # type: ignore[method-assign]
     return world

@@ -47,7 +47,7 @@ def sequence(asked: Asked) -> Sequence:
     return seq
 
 
-def told(asked: Asked) -> list[int]:
+def output(asked: Asked) -> list[int]:
     return [update.done for update in asked.updates if isinstance(update, PrefillProgress)]
 
 
@@ -68,7 +68,7 @@ def test_the_origin_knows_what_a_remote_first_stage_has_done_while_the_rest_of_t
     asked = world.ask("a", PROMPT, FEW)
     seen = sampled(world, asked, lambda seq: (seq.step_processed, asked.job.prefilled))
     chunks = [CHUNK * (i + 1) for i in range(len(PROMPT) // CHUNK)]
-    assert told(asked) == chunks, "smoothly, a chunk at a time"
+    assert output(asked) == chunks, "smoothly, a chunk at a time"
     assert (0, CHUNK) in seen, "before anything came back"
     assert any(read - step == 2 * CHUNK for step, read in seen), "two chunks had passed it, and none had passed all"
     world.all_answered([asked])
@@ -141,8 +141,8 @@ def test_reports_that_are_lost_or_late_cost_nothing(faults: dict[str, Any]) -> N
     world = two(faults=hits)
     asked = world.ask("a", PROMPT, FEW)
     world.all_answered([asked])
-    assert told(asked)[-1] == len(PROMPT), "what comes home says it as well"
-    assert told(asked) == sorted(set(told(asked)))
+    assert output(asked)[-1] == len(PROMPT), "what comes home says it as well"
+    assert output(asked) == sorted(set(output(asked)))
     assert world["a"].engine.stats.lost_jobs == 0
     assert not world["a"].engine.stats.refused
     world.finish()
@@ -190,7 +190,7 @@ def test_a_report_that_cannot_be_true_is_refused_and_counted(reading: tuple[Worl
     world, asked = reading
     assert report(world, **lie) == 1
     assert sequence(asked).stages_processed == [0, 0]
-    assert not told(asked)
+    assert not output(asked)
     world.all_answered([asked])
 
 
@@ -199,7 +199,7 @@ def test_a_true_report_counts_once_and_never_goes_back(reading: tuple[World, Ask
     for end, known in [(2 * CHUNK, 2 * CHUNK), (2 * CHUNK, 2 * CHUNK), (CHUNK, 2 * CHUNK), (3 * CHUNK, 3 * CHUNK)]:
         assert report(world, "b", end=end) == 0
         assert sequence(asked).stages_processed == [known, 0]
-    assert told(asked) == [2 * CHUNK, 3 * CHUNK]
+    assert output(asked) == [2 * CHUNK, 3 * CHUNK]
     world.all_answered([asked])
 
 

@@ -70,7 +70,7 @@ def test_a_job_that_was_told_to_be_over_does_not_run_again(folder: Path) -> None
 def test_a_process_that_is_killed_leaves_what_these_tests_say_it_leaves(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_repeatable(monkeypatch)
     points = [(number, scenario) for scenario in SCENARIOS for number in sampled(scenario, folder / "counted" / scenario.name)]
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-m", "tests.workspace.dying", folder / "real"],
         input="".join(f"{number} {scenario}\n" for number, scenario in points),
         stdout=subprocess.PIPE,
@@ -78,7 +78,7 @@ def test_a_process_that_is_killed_leaves_what_these_tests_say_it_leaves(folder: 
         cwd=ROOT,
         check=True,
     ).stdout.split()
-    assert [int(one) for one in told] == [signal.SIGKILL] * len(points)
+    assert [int(one) for one in output] == [signal.SIGKILL] * len(points)
     for number, scenario in points:
         real, simulated = (folder / kind / str(number) / scenario.name for kind in ("real", "simulated"))
         make_repeatable(monkeypatch)

@@ -239,19 +239,19 @@ def test_files_that_may_not_be_read_fail_with_the_reason(queue: Queue) -> None:
         for path in [queue.path.parent, *queue.path.parent.rglob("*")]:
             os.chown(path, NOBODY, NOBODY)
     try:
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", UNREADABLE.format(nobody=NOBODY), queue.path, queue.made, "--drain"],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-        assert told.returncode == 0, told.stderr
+        assert output.returncode == 0, output.stderr
         queue.check([good], ["good"])
         assert "prompt.txt cannot be read: Permission denied." in queue.flow.get(ID).text
         assert "request.json cannot be read: Permission denied." in queue.flow.get("1000_1_2").text
         assert queue.names(Place.READY) == {"1000_1_3"}, "nobody can say what is in there"
-        assert told.stderr.count("1000_1_3") == 1, told.stderr
+        assert output.stderr.count("1000_1_3") == 1, output.stderr
     finally:
         closed.chmod(0o700)
 

@@ -232,10 +232,10 @@ def test_a_failed_job_fails_all_after_it_and_each_names_who_failed_first(queue: 
     for number in range(2, 6):
         chain += queue.submit(f"{number}", after=chain[-1:])
     queue.drain()
-    told = f"The job {root} failed: This prompt is refused."
-    assert why(queue, chain[0]).startswith(f"{told} This job comes after it, and was not run.")
+    output = f"The job {root} failed: This prompt is refused."
+    assert why(queue, chain[0]).startswith(f"{output} This job comes after it, and was not run.")
     for above, job in itertools.pairwise(chain):
-        assert why(queue, job) == f"{told} This job comes after {above}, which was not run either.\n"
+        assert why(queue, job) == f"{output} This job comes after {above}, which was not run either.\n"
         assert queue.flow.get(job).usage["error"]["code"] == "parent_failed"
     assert not queue.made.read_bytes(), "none of them was run"
 
@@ -304,8 +304,8 @@ def test_results_that_make_the_prompt_too_large_or_empty_fail_the_child(queue: Q
     assert "the prompt is empty" in why(queue, nothing)
 
 
-@pytest.mark.parametrize("data, told", [(b"forged", "was changed"), (None, "is missing"), (b"\xff", "is not UTF-8")])
-def test_a_result_that_somebody_changed_is_not_passed_on(queue: Queue, data: bytes | None, told: str) -> None:
+@pytest.mark.parametrize("data, message", [(b"forged", "was changed"), (None, "is missing"), (b"\xff", "is not UTF-8")])
+def test_a_result_that_somebody_changed_is_not_passed_on(queue: Queue, data: bytes | None, message: str) -> None:
     parent = queue.plant(A, {RESULT: b"x"}, Place.OUTPUT)
     if data == b"forged":
         (parent / USAGE).write_bytes(b'{"outcome": "done", "sha256": "0"}')
@@ -315,7 +315,7 @@ def test_a_result_that_somebody_changed_is_not_passed_on(queue: Queue, data: byt
         (parent / RESULT).write_bytes(data)
     request = WorkRequest(after={"a": A})
     assert resolve_prompt(queue.workspace, B, request, "it is not read where nobody asks") == "it is not read where nobody asks"
-    with pytest.raises(BadJob, match=f"{RESULT} of its parent {A} {told}"):
+    with pytest.raises(BadJob, match=f"{RESULT} of its parent {A} {message}"):
         resolve_prompt(queue.workspace, B, request, "{{a}}")
 
 

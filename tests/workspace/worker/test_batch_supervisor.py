@@ -365,11 +365,11 @@ def test_two_batches_whose_ids_meet_leave_two_files(folder: Path, monkeypatch: p
         for server in (first, second, first, second):
             with suppress(OSError):
                 server.driver.turn()
-    for server, batch, told in ((first, one, "one"), (second, two, "two")):
+    for server, batch, output in ((first, one, "one"), (second, two, "two")):
         server.run()
         end = server.batches.get(batch).end
         assert end is not None
-        assert [found["custom_id"] for found in server.lines_of(end.output_file)] == [told]
+        assert [found["custom_id"] for found in server.lines_of(end.output_file)] == [output]
     first.end(), second.end()
 
 

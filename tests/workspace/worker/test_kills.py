@@ -93,8 +93,8 @@ def test_only_the_poisonous_job_fails(folder: Path) -> None:
         if jobs[job] != poison:
             assert (places, result_of(path, job)) == ([Place.OUTPUT], text_of(jobs[job]).encode())
         else:
-            told = Flow(path).get(job).text
-            assert told.startswith(f"The server died {MAX_DEATHS} times while it ran this job and no other.")
+            output = Flow(path).get(job).text
+            assert output.startswith(f"The server died {MAX_DEATHS} times while it ran this job and no other.")
             assert usage_of(path, job, Place.FAILED)["error"]["code"] == "died_too_often"
             assert runs_alone(path, job) == MAX_DEATHS
 

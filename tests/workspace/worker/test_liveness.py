@@ -62,11 +62,11 @@ def test_folders_that_cannot_be_moved_hold_up_nobody_and_are_told_once(queue: Qu
     for folder in odd:
         folder.chmod(0o555)
     command = [sys.executable, "-c", DRAIN_AS_NOBODY.format(nobody=NOBODY), queue.path]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (told.returncode, told.stdout) == (0, "1000_1_1 1000_1_2 3\n"), told.stderr
+    output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (output.returncode, output.stdout) == (0, "1000_1_1 1000_1_2 3\n"), output.stderr
     queue.check(jobs, texts)
     assert queue.names(Place.READY) == {folder.name for folder in odd}
-    assert [told.stderr.count(folder.name) for folder in odd] == [1, 1], told.stderr
+    assert [output.stderr.count(folder.name) for folder in odd] == [1, 1], output.stderr
 
 
 def put_file(path: Path) -> None:
