@@ -78,7 +78,7 @@ class Reception:
 
     def keep_alive(self) -> None:
         """Keep this node's route open, unless the compute thread hangs: then other nodes should have their memory back."""
-        if self._heartbeat.silent:
+        if self._heartbeat.hung:
             return
         own = self._origin.ping()
         if own is not None:

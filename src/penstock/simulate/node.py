@@ -226,7 +226,7 @@ class SimulatedNode:
 
 
 class _PassingTime(Heartbeat):
-    """The heartbeat of a simulated pass: computed at once, it lasts until `local`, and its age counts from its start."""
+    """The heartbeat of a simulated pass: computed at once, it lasts until `busy_until`, and its age counts from its start."""
 
     def __init__(self, node: SimulatedNode) -> None:
         super().__init__(node.clock)

@@ -129,7 +129,7 @@ class GrammarConstraint:
                 self._error = RequestError(message, field=self._field, hint="Simplify the grammar.")
 
     def _wait(self, is_done: Callable[[], bool]) -> bool:
-        """Wait for the process while there is wait_budget. Returns whether it is done; raises if the constraint has failed."""
+        """Wait for the process while the wait budget lasts. Returns whether it is done; raises if the constraint has failed."""
         grammar = self._grammar
         grammar.read()
         while not is_done() and self._error is None and grammar.failure is None and (left := self._wait_budget.left) > 0:

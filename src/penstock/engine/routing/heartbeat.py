@@ -11,7 +11,7 @@ MAX_SILENCE_S = 300.0  # ... but after this, whatever it says
 UNKNOWN_PASS_S = 15.0  # prediction for a pass before any was measured: the first one may load weights from a disk
 
 
-def is_silent(age: float, expected: float) -> bool:
+def is_hung(age: float, expected: float) -> bool:
     """Whether a compute thread counts as hung when its last sign of life is this old."""
     return age > min(MAX_SILENCE_S, max(MIN_SILENCE_S, SILENCE_FACTOR * expected))
 
@@ -32,8 +32,8 @@ class Heartbeat:
         return max(0.0, self._clock() - self._last)
 
     @property
-    def silent(self) -> bool:
-        return is_silent(self.age, self.expected)
+    def hung(self) -> bool:
+        return is_hung(self.age, self.expected)
 
     def in_pass(self, expected: float) -> Self:
         """Announce a pass that is predicted to take this long; it lasts until the end of a `with` block."""

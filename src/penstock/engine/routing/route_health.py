@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from penstock.domain.messages import LegReport, Pong
 from penstock.domain.route import Hop, legs_of
-from penstock.engine.routing.heartbeat import MIN_SILENCE_S, is_silent
+from penstock.engine.routing.heartbeat import MIN_SILENCE_S, is_hung
 
 PING_INTERVAL_S = 0.5
 MIN_UNANSWERED = 4  # Pings; if fewer were sent during a silence, this node was the one that stalled
@@ -185,7 +185,7 @@ class RouteHealth:
         silent = [name for name, node in self.nodes.items() if node.last_pong < since and self._is_silent(node, now)]
         if silent:
             return Trouble(f"node {' and '.join(silent)} does not answer", silent)
-        hung = [name for name, node in self.nodes.items() if node.age > MIN_SILENCE_S and is_silent(node.age, node.expected)]
+        hung = [name for name, node in self.nodes.items() if node.age > MIN_SILENCE_S and is_hung(node.age, node.expected)]
         if hung:
             return Trouble(f"node {' and '.join(hung)} answers but computes nothing", hung)
         before: Station | None = None

@@ -298,8 +298,8 @@ class EngineSequenceManager(SequenceManager[SchedulerOutput, Span, Step]):
             self.answers.send_done(job)
 
     def end_if_complete(self, seq: Sequence, constraint: Constraint, mask: np.ndarray) -> bool:
-        """End an output if its constraint, which was late, now shows that it can end: the text is complete, no more tokens are
-        allowed, or a resumed output may end as it did. Raises if it may not."""
+        """End an output whose constraint was late: its text is complete, or it is not but max_tokens is used up, or a resumed
+        output may end as it did. Raises if that one may not."""
         if seq.pending_end is not None:
             check_end(seq, constraint, mask)
             self.free_seq(seq, *seq.pending_end)

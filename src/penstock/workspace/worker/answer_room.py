@@ -68,12 +68,12 @@ class AnswerRoom:
         """Raise StorageLimit if an answer of so many bytes must not be written."""
         if self._request.owner is None:
             return
-        more = (COPIES if self._request.batch else 1) * size - self._set_aside
+        more = (COPIES if self._request.batch else 1) * size - self._reserved
         if more > 0:
             self._usage.reserve(self._request.owner, more).close()
 
     @cached_property
-    def _set_aside(self) -> int:
+    def _reserved(self) -> int:
         with suppress(ValueError, RecursionError):
             body = json.loads(self._prompt) if self._request.batch else None
             return answer_bytes(body) if isinstance(body, dict) else 0

@@ -150,7 +150,8 @@ class LiveNetwork(TypedDict):
 
 
 class LiveState(TypedDict):
-    """scope: what the caller's key sees: everything; of the jobs only its own; or (a key with limits) nothing but its own jobs.
+    """scope: what the caller's key sees: everything; everything, but of the jobs only its own; or (a key with limits) its own
+    jobs and which of its models are complete, without network, nodes and workspace.
 
     nodes, models, jobs: by name and id. workspace: jobs on disk: queued, running, and done and failed since the start.
     """
