@@ -36,7 +36,7 @@ from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.model.architecture.spec import ModelSpec, spec_from_config
 from penstock.model.ends import EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.memory.allocator import keep_freed_memory
 from penstock.model.packed.packing import ROUTER
 from penstock.model.segment import LlmModel, Segment

@@ -45,7 +45,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.hosted_model import HostedModel, host_standalone
 from penstock.model.sources import resolve
 from penstock.model.text.tokenizer import Tokenizer
-from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import FoundModel, LoadedModel, ModelManager
 
 NAME = "none"
 PROMPT = list(range(1, 17))

@@ -173,7 +173,7 @@ def timed_engine(model: str, settings: dict[str, Any], drain: float) -> Answer:
     from penstock.domain.sampling import SamplingParams
     from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
     from penstock.engine.hosted_model import host_standalone
-    from penstock.pipes.model_manager import ModelManager
+    from penstock.pipes.loading.model_manager import ModelManager
 
     config = EngineConfig(**settings)
     hosted = host_standalone(ModelManager(config).load(model), config)

@@ -30,7 +30,7 @@ from penstock.model.batch import BatchPiece
 from penstock.model.decoder import attention, linear
 from penstock.model.decoder.attention import _WindowView
 from penstock.model.sources import DEFAULT_MODEL, resolve
-from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import LoadedModel, ModelManager
 
 WINDOW = 256  # tokens read at once
 FP8_MAX = 448.0

@@ -31,7 +31,7 @@ from tests import warm
 if TYPE_CHECKING:
     from penstock.doors.access.keys import Keys
     from penstock.engine.hosted_model import HostedModel
-    from penstock.pipes.model_manager import LoadedModel
+    from penstock.pipes.loading.model_manager import LoadedModel
 
 KV_MEMORY = 400_000_000  # bytes; enough for the default model's whole context. Pages are allocated only when written.
 SMALL_KV_MEMORY = 5_000_000  # the same for the small model
@@ -258,7 +258,7 @@ def load_small_model(folder: Path) -> LoadedModel:
     """Load the small model again, for a second server."""
     from penstock.config.engine import EngineConfig
     from penstock.config.node import DEFAULT_MODEL
-    from penstock.pipes.model_manager import ModelManager
+    from penstock.pipes.loading.model_manager import ModelManager
 
     loaded = ModelManager(EngineConfig()).load(str(folder), dtype="float32", kv_memory=SMALL_KV_MEMORY)
     return replace(loaded, name=DEFAULT_MODEL)
@@ -298,7 +298,7 @@ def loaded_model(default_model_folder: Path) -> LoadedModel:
     """The default model, loaded once for all servers and engines of this process that come one after the other."""
     from penstock.config.engine import EngineConfig
     from penstock.config.node import DEFAULT_MODEL
-    from penstock.pipes.model_manager import ModelManager
+    from penstock.pipes.loading.model_manager import ModelManager
 
     return ModelManager(EngineConfig()).load(DEFAULT_MODEL, kv_memory=KV_MEMORY)
 

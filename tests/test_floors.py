@@ -54,7 +54,7 @@ INNER_FLOORS = {
     ],
     "workspace": [("store",), ("batch",), ("work",), ("flow",), ("worker",)],
     "engine": [
-        ("halves",),
+        ("run_in_halves",),
         ("scheduling",),
         ("sequences",),
         ("routing",),
@@ -67,7 +67,7 @@ INNER_FLOORS = {
         ("hosted_model",),
     ],
     "model": [
-        ("files", "memory", "text", "batch", "upload"),
+        ("files", "memory", "text", "batch", "transfer"),
         ("architecture", "sampling"),
         ("decoder", "packed"),
         ("segment",),
@@ -79,7 +79,7 @@ INNER_FLOORS = {
         ("stream", "log_throttle", "rate_limit", "link_meter"),
         ("router",),
         ("frame", "parts", "trust", "in_process", "routers", "conformance"),
-        ("codec", "members", "send_window"),
+        ("codec", "members", "joining", "send_window"),
         ("messenger", "wire"),
         ("link_monitor", "zenoh"),
     ],

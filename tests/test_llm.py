@@ -403,6 +403,6 @@ def test_settings_that_cannot_work_say_what_would(
 
 
 def test_too_little_memory_names_what_a_layer_takes(default_model_folder: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipes.model_manager.available_memory", lambda device: 50 << 20)
+    monkeypatch.setattr("penstock.pipes.loading.model_manager.available_memory", lambda device: 50 << 20)
     with pytest.raises(NotEnoughMemory, match=r"one of its 30 layers [\d.]+ MB"):
         LLM()

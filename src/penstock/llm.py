@@ -36,7 +36,7 @@ from penstock.engine.hosted_model import host_standalone
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import ConfigError, PenstockError, RequestError
 from penstock.model.sources import DEFAULT_MODEL, recommended_sampling
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.loading.model_manager import ModelManager
 from penstock.progress import Progress, silent
 from penstock.stats import EngineStats
 

@@ -29,7 +29,7 @@ from penstock.doors.jobs.backlog import Backlog
 from penstock.engine.hosted_model import HostedLayers, HostedModel, host, host_standalone
 from penstock.engine.routing.config import RoutingConfig
 from penstock.errors import NotReady, PenstockError, UntrustedWeights, WorkspaceError
-from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
 from penstock.workspace.batch.batches import open_batches
@@ -331,7 +331,7 @@ class Node:
 
     def _join(self) -> Membership:
         from penstock.network.routers import make_router
-        from penstock.network.trust.peers import load_endpoints
+        from penstock.network.trust.known_endpoints import load_endpoints
         from penstock.peers.membership import Membership
 
         network = self.config.network

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config.keys import KeyFolder
 from penstock.doors.access.keys import Keys
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.work import Work
 from tests.console.conftest import Visit, Visitors
 from tests.server import Api, server_thread

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.console.conftest import Visitors
 from tests.server import ServerThread, server_thread
 

@@ -13,7 +13,7 @@ import pytest
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
 from penstock.doors.app.saved_audits import audits_folder, save
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.cli.machine.test_audit import STORED, report
 from tests.console.conftest import Visit, Visitors
 from tests.server import Api, server_thread

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.console.conftest import Visitors
 from tests.console.test_chat import ask, ended, set_numbers
 from tests.server import Api, server_thread

@@ -39,7 +39,7 @@ from penstock.network.codec import PROTOCOL, encode_record
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
 from penstock.peers.report import report
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.store.layout import Workspace
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, FakeSegment, FakeStream
 from tests.network.nets import wait_for

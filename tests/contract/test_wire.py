@@ -29,7 +29,7 @@ from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.model.architecture.spec import fingerprint, spec_from_config
-from penstock.model.files.weights import HashedTensor
+from penstock.model.files.weight_files import HashedTensor
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
 from penstock.network.parts import Part
 from penstock.network.stream import Stream

@@ -17,7 +17,7 @@ from penstock.doors.ollama.requests import ChatRequest
 from penstock.doors.openai.requests import ChatCompletionRequest
 from penstock.doors.openai.responses.requests import ResponseRequest
 from penstock.errors import RequestError
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
 

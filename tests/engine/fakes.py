@@ -22,7 +22,7 @@ from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobUpdate
 from penstock.domain.window_groups import WindowGroups
 from penstock.engine.engine import Engine
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.stage import Stage
 from penstock.engine.sequences.worker_sequences import WorkerSequenceManager
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.sampling.sampler import PendingSamples, SampleRow, launch, sample

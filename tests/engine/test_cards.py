@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.pipes import model_manager
+from penstock.pipes.loading import model_manager
 from tests.small_model import write_small_model
 
 CARDS = torch.device("cpu", 0), torch.device("cpu", 1)

@@ -15,7 +15,7 @@ from penstock.domain.span import Span
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress, TokensOut, Usage
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.engine.routing.outage import LEASE_TIMEOUT_S
+from penstock.engine.routing.origin.outage import LEASE_TIMEOUT_S
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from penstock.errors import NotReady, PromptTooLong, RequestError
 from penstock.simulate.node import Machine

@@ -13,7 +13,7 @@ from penstock.domain.job import SequenceState
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, PrefillProgress, TokensOut
 from penstock.engine.engine import Engine
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager, Step

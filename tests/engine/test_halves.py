@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.halves import all_finite, run_in_halves, to_compute_error
+from penstock.engine.run_in_halves import all_finite, run_in_halves, to_compute_error
 from penstock.errors import ComputeFailed, PromptTooLong
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from penstock.config.engine import EngineConfig
 from penstock.engine.hosted_model import HostedModel, host
-from penstock.engine.routing.origin import Origin
-from penstock.pipes.model_manager import ModelManager
+from penstock.engine.routing.origin.origin import Origin
+from penstock.pipes.loading.model_manager import ModelManager
 from penstock.pipes.pipe import Pipe
 from tests.small_model import write_small_model
 

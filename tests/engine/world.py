@@ -27,8 +27,8 @@ from penstock.domain.updates import (
     TokenLogprob,
     TokensOut,
 )
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.stage import Stage
+from penstock.engine.routing.origin.origin import Origin
 from penstock.errors import PenstockError
 from penstock.network.codec import decode, encode
 from penstock.simulate.letter import Letter

@@ -19,12 +19,13 @@ from penstock.domain.topology import LayerRange
 from penstock.errors import BadMessage, Untrusted
 from penstock.network import frame, parts
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode, encode_record
+from penstock.network.joining import invitation
+from penstock.network.joining.token_text import from_text, to_text
 from penstock.network.members.peer_directory import PeerDirectory
 from penstock.network.members.roster import Roster
 from penstock.network.stream import Stream
-from penstock.network.trust import invitation, revocations, trusted_models
+from penstock.network.trust import revocations, trusted_models
 from penstock.network.trust.keyring import Sealed
-from penstock.network.trust.token_text import from_text, to_text
 from tests.fuzz.target import Target, TargetMaker, damaged
 from tests.network.certificates import Authority
 from tests.network.messages import decode_job

@@ -7,7 +7,7 @@ import math
 
 from penstock.errors import CorruptWeights, UnknownModel, UnsupportedModel
 from penstock.model.architecture.spec import read_spec
-from penstock.model.files.weights import DTYPES, WeightFiles, places
+from penstock.model.files.weight_files import DTYPES, WeightFiles, places
 from penstock.model.sources.gguf_config import Metadata, build_config
 from penstock.model.sources.gguf_file import read_gguf
 from penstock.model.sources.gguf_tensors import plan_tensors

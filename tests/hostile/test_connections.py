@@ -19,7 +19,7 @@ import pytest
 from penstock.config.keys import KeyFolder
 from penstock.doors.app.listener import start_listening
 from penstock.doors.connections.connection import MAX_HEADER_BYTES, MAX_PIPELINED, REFUSED_OPEN_S, Connection
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.server import Api, Server, running_server, server_thread
 
 OPEN_FILES = 1024  # that the system grants the server

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.server import Api, server_thread
 
 MODEL = "smollm2-135m"

@@ -18,7 +18,7 @@ import pytest
 from penstock.config.keys import NO_LIMITS, KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
 from penstock.doors.http import fields
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.server import Api, Server, running_server, server_thread
 
 MANY, TOO_MANY = 30_000, 100_000  # messages: more than fit, and some MB of them

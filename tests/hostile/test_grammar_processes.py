@@ -76,7 +76,7 @@ def test_a_key_that_compiles_all_the_time_waits_and_others_do_not(make_grammars:
     hostile = request_of(grammars, "hostile", aborted)
     hostile.regex("first", field="regex")
     server = fork_server_of(grammars)
-    grammars._model.pool._accounts["hostile"].compile_time.spend(1e6)
+    grammars._model.pool._accounts["hostile"].compile_budget.spend(1e6)
     before = server.children()
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(hostile.regex, "second", field="regex")
@@ -99,7 +99,7 @@ def test_compiling_is_charged_to_its_key_whether_it_is_refused_or_not(
     with suppress(GrammarTooComplex):
         request_of(grammars, owner).json_schema(schema_bomb(7) if bomb else {"type": "integer"}, field="f")
     account = grammars._model.pool._accounts[owner]
-    charged = pool.COMPILE_BURST_S - account.compile_time._left
+    charged = pool.COMPILE_BURST_S - account.compile_budget._left
     assert least + pool.PROCESS_CPU_S - 1e-9 <= charged <= pool.MAX_COMPILE_CHARGE_S
 
 

@@ -17,7 +17,7 @@ import pytest
 from penstock.config.keys import KeyFolder
 from penstock.domain.job import Job
 from penstock.doors.access.keys import Keys
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest, parse_request

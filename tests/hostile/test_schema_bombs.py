@@ -24,7 +24,7 @@ from penstock.doors.dispatch import compiling
 from penstock.doors.grammar import grammars
 from penstock.doors.grammar.pool import GrammarLimits
 from penstock.doors.grammar.remote import ForkServerProcess
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.work import Work
 from tests.hostile.bombs import LARK_BOMB, LATE_SCHEMA_BOMB, SCHEMA_BOMB, cpu_until_gone, schema_bomb, tools_of, until

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests import warm
 from tests.certificates import CertificateFiles, write_certificate
 from tests.jobs import Run

@@ -21,7 +21,7 @@ from penstock.model.architecture.spec import ModelSpec, RopeSpec, spec_from_conf
 from penstock.model.decoder.attention import BatchPiece
 from penstock.model.decoder.mlp import Experts
 from penstock.model.decoder.rope import inverse_frequencies
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.segment import LlmModel
 
 HEADS, KV_HEADS, POSITIONS = 6, 2, 700

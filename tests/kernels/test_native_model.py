@@ -26,12 +26,12 @@ from penstock.model.architecture.shapes import end_shapes, layer_shapes
 from penstock.model.architecture.spec import read_spec, spec_from_config
 from penstock.model.backend import VARIABLE
 from penstock.model.batch import BatchPiece
-from penstock.model.files.blocks import FILE, Blocks
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.gguf_blocks import FILE, Blocks
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.native import NativeModel
 from penstock.model.packed.packing import Packing
 from penstock.model.sources.gguf_convert import convert
-from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import LoadedModel, ModelManager
 from tests.kernels.test_layers import FAMILIES, SIZES
 from tests.model.sources.tiny_gguf import write_gguf
 

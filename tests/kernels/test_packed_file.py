@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from penstock.config.engine import EngineConfig
 from penstock.model.files.cache import cache_dir
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.packed.packed_file import SOURCE
-from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import LoadedModel, ModelManager
 from tests.kernels.test_native_model import BLOCK_SIZE, KV_MEMORY, LAYERS, TEXT, load, logits, write_model
 
 pytestmark = pytest.mark.usefixtures("native")

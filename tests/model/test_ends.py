@@ -12,7 +12,7 @@ from penstock.model.architecture.shapes import end_shapes
 from penstock.model.architecture.spec import read_spec
 from penstock.model.decoder.linear import PlainLinear
 from penstock.model.ends import EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from tests.small_model import write_small_model
 
 

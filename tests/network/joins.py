@@ -14,10 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import BadMessage
-from penstock.network.trust import admission, authority, invitation_book
-from penstock.network.trust.certificates import new_key, signing_request
-from penstock.network.trust.join_listener import JoinListener
-from penstock.network.trust.join_protocol import (
+from penstock.network.joining import admission, authority, invitation_book
+from penstock.network.joining.join_listener import JoinListener
+from penstock.network.joining.join_protocol import (
     JOIN_MARK,
     MAX_ANSWER_BYTES,
     MAX_REQUEST_BYTES,
@@ -27,7 +26,8 @@ from penstock.network.trust.join_protocol import (
     JoinRequest,
     prove,
 )
-from penstock.network.trust.join_token import JoinToken
+from penstock.network.joining.join_token import JoinToken
+from penstock.network.trust.certificates import new_key, signing_request
 from penstock.network.trust.listening import split
 from tests.server import free_port
 

@@ -17,7 +17,7 @@ from penstock.network.in_process import Hub, InProcessRouter
 from penstock.network.router import OnChange, OnMessage
 from penstock.network.stream import Stream
 from penstock.peers.membership import Membership
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.loading.model_manager import ModelManager
 
 CONFIG = EngineConfig(block_size=16, chunk=32)
 

@@ -13,7 +13,7 @@ from penstock.domain.messages import MAX_PIECE_BYTES, BounceReason, LegReport, M
 from penstock.domain.meta_model import Link, MetaModel, NodeRecord, Offer
 from penstock.domain.route import Leg, RouteId
 from penstock.domain.span import LOCAL, NetworkJob, Notice, NoticeKind, PackedHidden, Position, Refusal, Span
-from penstock.engine.routing.route_health import PING_INTERVAL_S
+from penstock.engine.routing.origin.route_health import PING_INTERVAL_S
 from penstock.network import codec, frame
 from penstock.network.parts import PART_BYTES
 from penstock.network.router import MAX_MESSAGE_BYTES, MAX_RECORD_BYTES

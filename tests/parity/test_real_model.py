@@ -28,7 +28,7 @@ from penstock.domain.topology import LayerRange
 from penstock.model.architecture.spec import read_spec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.segment import LlmModel
 from penstock.model.sources.catalogue import find
 from penstock.model.text.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ from penstock.model.architecture.families import FAMILIES
 from penstock.model.architecture.spec import ROPE_TYPES, read_spec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 
 if TYPE_CHECKING:
     import transformers

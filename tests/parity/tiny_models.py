@@ -20,7 +20,7 @@ from penstock.domain.topology import LayerRange, covering
 from penstock.model.architecture.spec import ModelSpec, RopeSpec, read_spec
 from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.native import NativeEndModel, NativeModel
 from penstock.model.packed.packing import Packing
 from penstock.model.segment import LlmModel

@@ -14,10 +14,10 @@ import pytest
 from penstock.config.home import Home, JoinedNetwork
 from penstock.config.network import NetworkConfig
 from penstock.errors import Untrusted
-from penstock.network.trust import authority, invitation_book, joining
-from penstock.network.trust.admission import invite_once
-from penstock.network.trust.invitation_book import InvitationBook
-from penstock.network.trust.join_client import request_certificate
+from penstock.network.joining import authority, invitation_book, joining
+from penstock.network.joining.admission import invite_once
+from penstock.network.joining.invitation_book import InvitationBook
+from penstock.network.joining.join_client import request_certificate
 from penstock.network.trust.listening import split
 from penstock.peers import authority_duties
 from penstock.peers.authority_duties import AuthorityDuties

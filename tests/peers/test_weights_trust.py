@@ -14,7 +14,7 @@ from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, UntrustedWeights
 from penstock.model.architecture.spec import read_spec
 from penstock.model.sources.catalogue import CATALOGUE
-from penstock.network.trust import authority
+from penstock.network.joining import authority
 from penstock.network.trust.certificates import create_authority
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, sign
 from penstock.peers.weights_trust import WeightsTrust

@@ -8,7 +8,7 @@ import torch
 from penstock.domain.messages import Message
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
-from penstock.pipes.hidden import unpack
+from penstock.pipes.hidden_codec import unpack
 from penstock.pipes.pipe import Pipe
 from tests.engine.fakes import FakeSegment
 

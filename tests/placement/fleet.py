@@ -18,7 +18,7 @@ from penstock.engine.routing.config import RoutingConfig
 from penstock.model.segment import LlmModel
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
-from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.placement.agent import PlacementAgent
 

@@ -18,7 +18,7 @@ from penstock.domain.topology import LayerRange
 from penstock.errors import ModelError, WeightsUnavailable
 from penstock.model.architecture.spec import read_spec
 from penstock.model.batch import BatchPiece
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.segment import LlmModel
 from penstock.network.codec import decode
 from penstock.network.in_process import Hub, InProcessRouter

@@ -20,7 +20,7 @@ from penstock.errors import CorruptWeights
 from penstock.model.architecture.families import FAMILIES
 from penstock.model.architecture.shapes import end_shapes, layer_shapes
 from penstock.model.architecture.spec import read_spec
-from penstock.model.files.weights import WeightFiles, places
+from penstock.model.files.weight_files import WeightFiles, places
 from penstock.model.segment import LlmModel
 from penstock.model.sources import recommended_sampling
 from penstock.model.text.tokenizer import Tokenizer

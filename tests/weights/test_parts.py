@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.errors import CorruptWeights
 from penstock.model.architecture.shapes import layer_shapes
 from penstock.model.architecture.spec import read_spec
-from penstock.model.files.weights import places
+from penstock.model.files.weight_files import places
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, FILES, Manifest, ModelPart
 from penstock.weights.parts import PartReader

@@ -12,7 +12,7 @@ from penstock.domain.topology import LayerRange
 from penstock.errors import ModelError
 from penstock.model.architecture.shapes import layer_shapes
 from penstock.model.architecture.spec import read_spec
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.weights.hashing import manifest_of
 from penstock.weights.manifest import ENDS, Manifest, ModelPart
 from penstock.weights.parts import PartReader

@@ -16,7 +16,7 @@ from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.sampling.candidates import argmax
 from penstock.model.sources import resolve
-from penstock.pipes.model_manager import LoadedModel, ModelManager
+from penstock.pipes.loading.model_manager import LoadedModel, ModelManager
 from penstock.progress import Progress, silent
 
 CANDIDATE_DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # private layers at either end to try

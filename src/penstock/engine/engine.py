@@ -38,11 +38,11 @@ from penstock.engine.fault_handler import FaultHandler
 from penstock.engine.inbox import Inbox
 from penstock.engine.reception import Reception
 from penstock.engine.routing.config import RoutingConfig
-from penstock.engine.routing.heartbeat import Heartbeat
-from penstock.engine.routing.no_origin import NoOrigin
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.route_host import RouteHost
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.heartbeat import Heartbeat
+from penstock.engine.routing.host.route_host import RouteHost
+from penstock.engine.routing.host.stage import Stage
+from penstock.engine.routing.origin.no_origin import NoOrigin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.engine.scheduling.policies import fair_deadline
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 
-from penstock.engine.routing.no_origin import NoOrigin
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.no_origin import NoOrigin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.errors import EngineError
 from penstock.stats import EngineStats
 

@@ -9,7 +9,7 @@ from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
 from penstock.engine.routing.config import RoutingConfig
 from penstock.model.ends import EndModel
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.pipes.pipe import Pipe
 
 

@@ -11,10 +11,10 @@ from penstock.domain.messages import Control, Mark, Message, Ping
 from penstock.domain.span import NetworkJob
 from penstock.engine.commands import Deliver
 from penstock.engine.inbox import Inbox
-from penstock.engine.routing.heartbeat import Heartbeat
-from penstock.engine.routing.no_origin import NoOrigin
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.route_host import RouteHost
+from penstock.engine.routing.host.heartbeat import Heartbeat
+from penstock.engine.routing.host.route_host import RouteHost
+from penstock.engine.routing.origin.no_origin import NoOrigin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.network.log_throttle import LogThrottle
 from penstock.pipes.pipe import Pipe
 

@@ -15,14 +15,14 @@ from penstock.model.architecture.shapes import end_params, end_shapes
 from penstock.model.architecture.spec import ModelSpec
 from penstock.model.batch import Batch
 from penstock.model.decoder.linear import Linear, can_pack, linear
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.sampling.candidates import top
 from penstock.model.sampling.picker import Picker
 from penstock.model.sampling.sample_row import SampleRow
 from penstock.model.sampling.sampler import PendingSamples
 from penstock.model.segment import Segment
 from penstock.model.text.tokenizer import Tokenizer
-from penstock.model.upload import upload
+from penstock.model.transfer import upload
 
 REFINED_CANDIDATES = 8  # candidates whose logits are computed in fp32
 

@@ -23,7 +23,7 @@ from penstock.model.architecture.spec import ExpertSpec, ModelSpec, RopeSpec
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.decoder.rope import distinct, inverse_frequencies
 from penstock.model.ends import REFINED_CANDIDATES, EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.packed.packing import Floats, PackedTensors, Packing
 from penstock.model.sampling.picker import NativePicker
 from penstock.progress import Progress, silent

@@ -21,7 +21,7 @@ from penstock.model.batch import BatchPiece
 from penstock.model.decoder.attention import AttentionPlan
 from penstock.model.decoder.layer import Layer, LayerBuilder
 from penstock.model.decoder.rope import RopeTable, distinct, rotate_
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.progress import Progress, silent
 
 

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from penstock.config.home import Home, JoinedNetwork
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, PenstockError
-from penstock.network.trust import invitation_book
-from penstock.network.trust.admission import join_endpoint
-from penstock.network.trust.authority import stamp_revocations_if_due
-from penstock.network.trust.join_listener import JoinListener
+from penstock.network.joining import invitation_book
+from penstock.network.joining.admission import join_endpoint
+from penstock.network.joining.authority import stamp_revocations_if_due
+from penstock.network.joining.join_listener import JoinListener
 
 logger = logging.getLogger("penstock.network")
 

@@ -25,8 +25,8 @@ from penstock.errors import BadMessage
 from penstock.network.codec import PROTOCOL, decode, decode_record, encode_record
 from penstock.network.link_monitor import LinkMonitor
 from penstock.network.router import Router
+from penstock.network.trust.known_endpoints import save_endpoints, valid_endpoints
 from penstock.network.trust.listening import reachable_endpoints
-from penstock.network.trust.peers import save_endpoints, valid_endpoints
 from penstock.network.wire import Wire
 from penstock.peers.revocation_age import RevocationAge, certificate_warning
 from penstock.peers.weights_trust import WeightsTrust

@@ -10,9 +10,9 @@ from typing import Any
 from penstock.domain.meta_model import MetaModel, NodeRecord, Offer
 from penstock.domain.route import Hop
 from penstock.engine.engine import Engine
-from penstock.engine.routing.no_origin import NoOrigin
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.stage_progress import prompt_progress
+from penstock.engine.routing.origin.no_origin import NoOrigin
+from penstock.engine.routing.origin.origin import Origin
+from penstock.engine.routing.origin.stage_progress import prompt_progress
 from penstock.network.trust.listening import reachable_endpoints
 from penstock.peers.membership import Membership
 from penstock.pipes.meta_pipe import MetaPipe, precisions_differ, weights_differ

@@ -11,8 +11,8 @@ from penstock.config.home import Home
 from penstock.config.network import ANY_WEIGHTS, NetworkConfig
 from penstock.errors import PenstockError, Untrusted, UntrustedWeights
 from penstock.model.sources import catalogue
+from penstock.network.joining import authority
 from penstock.network.members.trust_list import TrustList
-from penstock.network.trust import authority
 from penstock.network.trust.certificates import load_certificate
 from penstock.weights.source import Offered
 

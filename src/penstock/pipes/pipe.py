@@ -12,7 +12,7 @@ from penstock.domain.route import Hop
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.model.segment import Segment
-from penstock.pipes.hidden import pack
+from penstock.pipes.hidden_codec import pack
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.path import Path
 from penstock.pipes.pipe_ids import pipe_of

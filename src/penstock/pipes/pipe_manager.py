@@ -8,9 +8,9 @@ from typing import NamedTuple
 from penstock.domain.meta_model import NodeRecord
 from penstock.domain.topology import NOTHING_PRIVATE, PrivateLayers
 from penstock.model.architecture.spec import fingerprint
-from penstock.pipes.hidden import choose_format
+from penstock.pipes.hidden_codec import choose_format
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.pipes.meta_pipe import MetaPipe, WeightsOf
-from penstock.pipes.model_manager import LoadedModel
 from penstock.pipes.pipe import MessageSender, Pipe
 from penstock.pipes.router_pipes import RouterPipes
 

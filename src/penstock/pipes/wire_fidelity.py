@@ -12,8 +12,8 @@ from torch import Tensor
 
 from penstock.domain.hidden_format import HiddenFormat, row_bytes
 from penstock.model.batch import BatchPiece
-from penstock.pipes.hidden import pack, unpack
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.hidden_codec import pack, unpack
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.progress import Progress, silent
 
 WINDOW = 256  # tokens of the text that are read at once

@@ -18,9 +18,9 @@ from penstock.model.architecture.spec import fingerprint
 from penstock.model.memory.machine import available_memory
 from penstock.model.segment import Segment
 from penstock.peers.membership import Membership
-from penstock.pipes.devices import pick_one_device
+from penstock.pipes.loading.devices import pick_one_device
+from penstock.pipes.loading.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.meta_pipe import WeightsOf
-from penstock.pipes.model_manager import FoundModel, LoadedModel, ModelManager
 from penstock.pipes.path import listed
 from penstock.pipes.pipe import Pipe
 from penstock.placement.controller import SETTLE_S, Claim, Drop, Load, PlacementController, Wait, Withdraw

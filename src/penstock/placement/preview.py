@@ -9,8 +9,8 @@ from penstock.config.node import HostedModelConfig, NodeConfig
 from penstock.domain.topology import LayerRange
 from penstock.model.memory.machine import available_memory
 from penstock.model.sources import local
-from penstock.pipes.footprint import Budget
-from penstock.pipes.model_manager import FoundModel, ModelManager
+from penstock.pipes.loading.footprint import Budget
+from penstock.pipes.loading.model_manager import FoundModel, ModelManager
 from penstock.placement.plan import Decision, DecisionKind
 from penstock.progress import Progress
 from penstock.weights.source import not_available

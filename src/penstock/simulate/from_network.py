@@ -13,8 +13,8 @@ from penstock.config.kinds import SIZE
 from penstock.domain.hidden_format import HiddenFormat
 from penstock.domain.topology import LayerRange, contiguous_ranges
 from penstock.errors import ConfigError
-from penstock.pipes.footprint import Budget
-from penstock.pipes.model_manager import CPU_KV_SHARE
+from penstock.pipes.loading.footprint import Budget
+from penstock.pipes.loading.model_manager import CPU_KV_SHARE
 from penstock.placement.plan import Member, decide
 from penstock.simulate.machines import footprint
 from penstock.simulate.node import MODEL, Machine

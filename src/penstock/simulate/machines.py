@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
 from penstock.errors import ConfigError
-from penstock.pipes.footprint import DEFAULT_KV_TOKENS, Budget, Footprint
-from penstock.pipes.model_manager import CPU_KV_SHARE
+from penstock.pipes.loading.footprint import DEFAULT_KV_TOKENS, Budget, Footprint
+from penstock.pipes.loading.model_manager import CPU_KV_SHARE
 from penstock.placement.plan import Member, decide
 from penstock.simulate.node import MODEL, Machine
 from penstock.simulate.scenario import ModelShape

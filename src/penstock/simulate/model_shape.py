@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.config.engine import EngineConfig
 from penstock.model.sources import local
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.loading.model_manager import ModelManager
 from penstock.progress import silent
 from penstock.simulate.scenario import ModelShape
 from penstock.weights.source import not_available

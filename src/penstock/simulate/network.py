@@ -23,7 +23,7 @@ from penstock.domain.meta_model import Link, NodeRecord
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.engine.reception import KEEP_ALIVE_S
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.stage import Stage
 from penstock.engine.sequences.output_text import TextStreams
 from penstock.engine.visit.job_context import Ends
 from penstock.model.segment import Segment

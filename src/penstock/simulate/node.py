@@ -13,9 +13,9 @@ from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers
 from penstock.engine.engine import Engine
 from penstock.engine.job_receiver import JobReceiver
 from penstock.engine.routing.config import RoutingConfig
-from penstock.engine.routing.heartbeat import Heartbeat
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.heartbeat import Heartbeat
+from penstock.engine.routing.host.stage import Stage
+from penstock.engine.routing.origin.origin import Origin
 from penstock.network.codec import PROTOCOL
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.simulate.hollow import HollowPipe

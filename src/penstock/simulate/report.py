@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.simulate.simulation import Simulation
 
 BINS = 120  # of the timeline

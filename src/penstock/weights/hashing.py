@@ -12,7 +12,7 @@ from penstock.model.architecture.families import FAMILIES
 from penstock.model.architecture.shapes import end_shapes, layer_shapes
 from penstock.model.architecture.spec import ModelSpec
 from penstock.model.files.known_hashes import KnownHashes
-from penstock.model.files.weights import HashedTensor, TensorPlace, WeightFiles, check_shape, places
+from penstock.model.files.weight_files import HashedTensor, TensorPlace, WeightFiles, check_shape, places
 from penstock.progress import Progress, silent
 from penstock.weights.manifest import FILES, HashedFile, Manifest
 

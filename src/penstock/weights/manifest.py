@@ -15,7 +15,7 @@ from penstock.errors import CorruptWeights, PenstockError
 from penstock.model.architecture.families import FAMILIES
 from penstock.model.architecture.shapes import end_shapes, layer_shapes
 from penstock.model.architecture.spec import ModelSpec, spec_from_config
-from penstock.model.files.weights import DTYPES, HashedTensor, digest
+from penstock.model.files.weight_files import DTYPES, HashedTensor, digest
 
 # All files besides the weights and config.json, which is in the manifest itself. No other names are accepted from other nodes.
 FILES = ("chat_template.jinja", "generation_config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.errors import CorruptWeights
-from penstock.model.files.weights import HashedTensor, TensorPlace, WeightFiles, places
+from penstock.model.files.weight_files import HashedTensor, TensorPlace, WeightFiles, places
 from penstock.weights.manifest import Manifest, ModelPart
 
 

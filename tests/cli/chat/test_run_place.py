@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.jobs import cli
 from tests.server import ServerThread, running_server, server_thread
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli.ui.qr_code import modules
 from penstock.config.home import Home
-from penstock.network.trust import authority, join_client, joining
+from penstock.network.joining import authority, join_client, joining
 from tests.jobs import Run
 from tests.network.joins import listening
 from tests.server import free_port

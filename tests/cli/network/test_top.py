@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.network.live_page import History, merged, page, sparkline
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests import warm
 from tests.server import clean_environment, server_thread
 from tests.terminal import CTRL_C, Person

@@ -19,10 +19,10 @@ from penstock.cli.network import options as network_options
 from penstock.cli.network.network import app as network_app
 from penstock.config.home import Home
 from penstock.domain.duration import parse_duration
-from penstock.network.trust import authority, joining
-from penstock.network.trust.admission import LIFETIME
+from penstock.network.joining import authority, joining
+from penstock.network.joining.admission import LIFETIME
+from penstock.network.joining.invitation import encode
 from penstock.network.trust.certificates import NODE_DAYS, load_identity
-from penstock.network.trust.invitation import encode
 from tests import warm
 from tests.server import clean_environment
 from tests.terminal import Person

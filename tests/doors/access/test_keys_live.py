@@ -18,7 +18,7 @@ import pytest
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Caller, Keys
 from penstock.doors.access.meter import Meter, Ticket
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
 

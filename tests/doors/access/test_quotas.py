@@ -27,7 +27,7 @@ from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.store.files import Place, footprint, sizes_in
 from penstock.workspace.store.job_id import FILE_PREFIX
 from penstock.workspace.store.kept_jobs import job_footprint

@@ -20,7 +20,7 @@ from penstock.doors.http.framing import encode
 from penstock.doors.tools import ToolParser
 from penstock.doors.tools.formats import DESCRIBED
 from penstock.errors import ComputeFailed
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
 

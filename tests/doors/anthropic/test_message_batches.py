@@ -20,7 +20,7 @@ from penstock.doors.app.jobs import ALL_JOBS
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
 from tests.lazy_module import LazyModule

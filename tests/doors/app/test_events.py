@@ -20,7 +20,7 @@ from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
 from penstock.doors.app.live.events import MAX_WATCHERS, changes
 from penstock.doors.app.live.rates import RateMeter, quantile
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.stats import EngineStats
 from tests.server import Api, server_thread
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.config.keys import KeyFolder, KeyLimits, digest
 from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow
 from penstock.workspace.store import kept_jobs
 from penstock.workspace.store.request import WorkRequest

@@ -14,7 +14,7 @@ from penstock.audit.report import AnswerLeak, PromptLeak, Report, SearchCost
 from penstock.config.keys import KeyFolder
 from penstock.doors.access.keys import Keys
 from penstock.doors.app.saved_audits import audits_folder, load, save
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.server import Api, server_thread
 
 OWNER = "the-key-of-the-owner"

@@ -22,7 +22,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.work import Work

@@ -23,7 +23,7 @@ from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.http.errors import DialectOfPath, send_error
 from penstock.doors.openai.errors import OPENAI
 from penstock.network.trust.expiry import expires
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.jobs import cli
 from tests.server import free_port, running_server, server_thread
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.doors.app.schemathesis_run import KEY, fuzzed_server, run_schemathesis
 from tests.server import Api, server_thread
 

@@ -19,7 +19,7 @@ import pytest
 
 from penstock.doors.app.listener import bind_port, start_listening
 from penstock.errors import ConfigError
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests import warm
 from tests.jobs import Run
 from tests.lazy_module import LazyModule

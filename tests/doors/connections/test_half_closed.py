@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.server import Api, server_thread
 
 BODY = {"model": "smollm2-135m", "prompt": "Say", "max_tokens": 30, "ignore_eos": True}

@@ -25,7 +25,7 @@ from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
 from penstock.errors import KeyLimit, NotReady
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, JobResult, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, TOKENS, Place

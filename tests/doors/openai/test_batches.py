@@ -21,7 +21,7 @@ from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.errors import KeyForbids
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads

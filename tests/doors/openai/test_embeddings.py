@@ -22,7 +22,7 @@ from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
 from penstock.doors.openai.job_endpoints import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedModel
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.store.request import WorkRequest
 from tests.lazy_module import LazyModule
 from tests.server import Api, ServerThread, server_thread

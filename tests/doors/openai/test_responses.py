@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel, Field
 
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.lazy_module import LazyModule
 from tests.server import Api, load_small_model, running_server, server_thread
 

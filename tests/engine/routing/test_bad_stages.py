@@ -13,7 +13,7 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.messages import Bounce, BounceReason, Lease, Message, RouteOffer
 from penstock.domain.span import NetworkJob, PackedHidden, Refusal, Span, Verdict
 from penstock.domain.updates import JobFailed
-from penstock.engine.routing import route_opener as route
+from penstock.engine.routing.origin import route_opener as route
 from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, World
 

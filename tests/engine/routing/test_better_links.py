@@ -11,8 +11,8 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.messages import Message
 from penstock.domain.meta_model import Link
 from penstock.engine.routing.config import RoutingConfig
-from penstock.engine.routing.route_host import RouteHost
-from penstock.engine.routing.route_opener import ActiveRoute, RouteOpener
+from penstock.engine.routing.host.route_host import RouteHost
+from penstock.engine.routing.origin.route_opener import ActiveRoute, RouteOpener
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe
 from tests.pipes.network_of import MODEL, SHAPE, pipe, segment

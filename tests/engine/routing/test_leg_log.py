@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.domain.messages import MAX_LISTED
-from penstock.engine.routing.leg_log import MAX_REMEMBERED, REORDER_TIMEOUT_S, LegLog
+from penstock.engine.routing.host.leg_log import MAX_REMEMBERED, REORDER_TIMEOUT_S, LegLog
 from tests.clock import Clock
 
 numbers = st.integers(0, 40)

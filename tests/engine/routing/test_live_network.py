@@ -24,7 +24,7 @@ from penstock.engine.routing.config import RoutingConfig
 from penstock.model.architecture.spec import spec_from_config
 from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.engine.fakes import FakeEnds, FakeLayers, FakeStream, make_job, oracle
 from tests.network.faults import FaultyRouter
 from tests.network.nets import wait_for

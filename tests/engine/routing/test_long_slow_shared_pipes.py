@@ -15,7 +15,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, PackedHidden, Span
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone
-from penstock.engine.routing.pacing import Pacing
+from penstock.engine.routing.origin.pacing import Pacing
 from penstock.model.batch import BatchPiece
 from penstock.network.codec import encode
 from penstock.simulate.node import Machine, SimulatedNode

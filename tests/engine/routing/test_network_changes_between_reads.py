@@ -11,8 +11,8 @@ from penstock.domain.messages import Message
 from penstock.domain.updates import JobFailed
 from penstock.engine.engine import Engine
 from penstock.engine.routing.config import RoutingConfig
-from penstock.engine.routing.route_host import RouteHost
-from penstock.engine.routing.route_opener import RouteOpener
+from penstock.engine.routing.host.route_host import RouteHost
+from penstock.engine.routing.origin.route_opener import RouteOpener
 from penstock.errors import NotReady
 from penstock.pipes.meta_pipe import MetaPipe
 from penstock.pipes.pipe import Pipe

@@ -20,7 +20,7 @@ from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
 from penstock.engine.reception import HEADER_FACTOR, SPAN_BYTES
 from penstock.engine.routing.config import RoutingConfig
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.pipes.pipe import Pipe
 from penstock.simulate.node import MODEL, SHAPE, Machine
 from tests.clock import Clock

@@ -7,7 +7,7 @@ import pytest
 from penstock.domain.messages import LegReport
 from penstock.domain.route import Hop
 from penstock.domain.topology import LayerRange
-from penstock.engine.routing.route_health import RouteHealth, Station
+from penstock.engine.routing.origin.route_health import RouteHealth, Station
 
 HOPS = [Hop(LayerRange(0, 2), "a"), Hop(LayerRange(2, 16), "b"), Hop(LayerRange(16, 30), "c")]
 SLOW = 60.0  # seconds for an answer, so that its silence alone means nothing yet

@@ -14,10 +14,10 @@ from penstock.domain.messages import Bounce, BounceReason, Lease, OpenRoute, Pin
 from penstock.domain.route import Hop, Leg, RouteId, legs_of
 from penstock.domain.span import NetworkJob, Notice, NoticeKind, PackedHidden, Span
 from penstock.domain.topology import LayerRange
-from penstock.engine.routing.arrivals import CREDITS, Arrivals
-from penstock.engine.routing.leg_log import REORDER_TIMEOUT_S
-from penstock.engine.routing.route_host import RECALL_TIMEOUT_S, RouteHost
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.arrivals import CREDITS, Arrivals
+from penstock.engine.routing.host.leg_log import REORDER_TIMEOUT_S
+from penstock.engine.routing.host.route_host import RECALL_TIMEOUT_S, RouteHost
+from penstock.engine.routing.host.stage import Stage
 from tests.clock import Clock
 from tests.engine.fakes import FakeSegment
 

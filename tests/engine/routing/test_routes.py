@@ -13,7 +13,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import NetworkJob
 from penstock.domain.topology import PrivateLayers
 from penstock.domain.updates import JobDone
-from penstock.engine.routing.arrivals import CREDITS
+from penstock.engine.routing.host.arrivals import CREDITS
 from penstock.simulate.node import Machine
 from tests.engine import layouts
 from tests.engine.world import GREEDY, Faults, World

@@ -12,11 +12,11 @@ from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, Span, Verdict
 from penstock.domain.topology import LayerRange
 from penstock.engine.engine import Engine
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.stage import Stage
 from penstock.model.batch import BatchPiece
 from penstock.model.segment import LlmModel
 from penstock.model.sources import DEFAULT_MODEL
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.loading.model_manager import ModelManager
 from penstock.pipes.pipe import Pipe
 
 

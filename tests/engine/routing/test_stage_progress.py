@@ -17,8 +17,8 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.span import Position
 from penstock.domain.topology import PrivateLayers
 from penstock.domain.updates import FinishReason, JobDone, JobUpdate, OutputFinished, PrefillProgress
-from penstock.engine.routing.route_host import PROGRESS_INTERVAL_S
-from penstock.engine.routing.stage_progress import PromptProgress, prompt_progress
+from penstock.engine.routing.host.route_host import PROGRESS_INTERVAL_S
+from penstock.engine.routing.origin.stage_progress import PromptProgress, prompt_progress
 from penstock.network.codec import encode
 from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, Asked, Faults, World

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.config.engine import EngineConfig
-from penstock.engine.routing.window import LinearFit, Window
+from penstock.engine.routing.origin.window import LinearFit, Window
 from penstock.simulate.node import Machine
 from tests.engine.world import GREEDY, World
 

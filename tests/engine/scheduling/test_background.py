@@ -13,7 +13,7 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import JobDone, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
 from penstock.engine.job_factory import JobFactory
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.engine.scheduling import policies
 from penstock.engine.scheduling.policies import STARVED_S
 from penstock.engine.scheduling.scheduler import SchedulerOutput

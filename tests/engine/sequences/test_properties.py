@@ -15,7 +15,7 @@ from penstock.domain.blocks import NULL_BLOCK, BlockPool
 from penstock.domain.job import HOLDS_KV, QUEUED, TERMINAL, Job, Sequence
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import Embedded, FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, TokensOut
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.engine.scheduling.scheduler import SchedulerOutput
 from tests.engine.fakes import FakeSegment, Windows, embedding, finish, make_engine, make_job, oracle, own
 from tests.examples import examples

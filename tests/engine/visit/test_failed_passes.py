@@ -18,12 +18,12 @@ from penstock.domain.span import NetworkJob
 from penstock.domain.topology import LayerRange
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.engine.engine import Engine
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.stage import Stage
+from penstock.engine.routing.host.stage import Stage
+from penstock.engine.routing.origin.origin import Origin
 from penstock.engine.visit import job_processor
 from penstock.errors import ComputeFailed
 from penstock.model.batch import BatchPiece
-from penstock.pipes.hidden import unpack
+from penstock.pipes.hidden_codec import unpack
 from penstock.pipes.pipe import Pipe
 from penstock.simulate.node import Machine
 from tests.engine import layouts

@@ -15,7 +15,7 @@ import torch
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.model.batch import Batch, BatchPiece
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.sampling.sample_row import SampleRow
 from tests.parity.tiny_models import BLOCK_SIZE, KINDS, LAYERS, VOCAB, Pipeline, make
 

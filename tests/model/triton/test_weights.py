@@ -15,9 +15,9 @@ from penstock.config.engine import EngineConfig
 from penstock.domain.topology import LayerRange
 from penstock.model import backend
 from penstock.model.architecture.spec import read_spec
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.packed.packing import ROUTER, Fp8Packing, Packing
-from penstock.pipes.model_manager import ModelManager
+from penstock.pipes.loading.model_manager import ModelManager
 from tests.kernels.test_native_model import convert_gguf, write_model
 from tests.parity.tiny_models import BLOCK_SIZE, Pipeline
 

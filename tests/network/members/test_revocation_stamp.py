@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import Untrusted
+from penstock.network.joining import authority
 from penstock.network.members.revocation_stamps import RevocationStamps
-from penstock.network.trust import authority, revocation_stamp, revocations
+from penstock.network.trust import revocation_stamp, revocations
 from penstock.network.trust.certificates import create_authority, issue
 from penstock.network.trust.revocation_stamp import NO_STAMP, RevocationStamp, read_stamp, sign_stamp
 from penstock.network.trust.revocations import NO_REVOCATIONS

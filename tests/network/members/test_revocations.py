@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from penstock.config import files
 from penstock.config.home import Home
 from penstock.errors import ConfigError, Untrusted
+from penstock.network.joining import authority as issuing
 from penstock.network.members.blocklist import Blocklist
-from penstock.network.trust import authority as issuing
 from penstock.network.trust import revocations
 from penstock.network.trust.certificates import Identity, common_name, create_authority, issue
 from penstock.network.trust.revocations import Revocations

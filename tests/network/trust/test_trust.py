@@ -24,7 +24,9 @@ from hypothesis import strategies as st
 from penstock.config import files
 from penstock.config.home import Home, JoinedNetwork
 from penstock.errors import ConfigError, PenstockError, Untrusted
-from penstock.network.trust import authority, invitation, joining, listening, revocations, token_text
+from penstock.network.joining import authority, invitation, joining, token_text
+from penstock.network.joining.invitation import Invitation
+from penstock.network.trust import listening, revocations
 from penstock.network.trust.addresses import DEFAULT_PORT, free_port, own_hosts
 from penstock.network.trust.certificates import (
     MAX_NODE_NAME,
@@ -40,7 +42,6 @@ from penstock.network.trust.certificates import (
     verify,
 )
 from penstock.network.trust.expiry import expiry_warning
-from penstock.network.trust.invitation import Invitation
 from tests.network.certificates import mutated
 
 AUTHORITY = create_authority("home")

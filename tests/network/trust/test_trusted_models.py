@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from penstock.config.home import Home
 from penstock.errors import ConfigError, Untrusted
 from penstock.network.codec import limits
+from penstock.network.joining import authority as issuing
+from penstock.network.joining.invitation import decode, encode
+from penstock.network.joining.joining import join
 from penstock.network.members.trust_list import TrustList
-from penstock.network.trust import authority as issuing
 from penstock.network.trust import trusted_models
 from penstock.network.trust.certificates import Identity, create_authority, issue
-from penstock.network.trust.invitation import decode, encode
-from penstock.network.trust.joining import join
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, TrustedModel, TrustedModels, read, sign
 
 AUTHORITY = create_authority("home")

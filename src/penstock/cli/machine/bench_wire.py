@@ -31,7 +31,7 @@ def bench_wire(
         from penstock.config.engine import EngineConfig
         from penstock.model.architecture.spec import read_spec
         from penstock.model.sources import resolve
-        from penstock.pipes.model_manager import ModelManager
+        from penstock.pipes.loading.model_manager import ModelManager
         from penstock.pipes.wire_fidelity import measure_formats
 
         layers = read_spec(resolve(model, progress=bars)).num_layers

@@ -125,8 +125,8 @@ def print_hash(model: ModelArgument = DEFAULT_MODEL) -> None:
 def summarize(name: str, folder: Path) -> ModelSummary:
     from penstock.kernels.library import load
     from penstock.model.architecture.spec import read_spec
-    from penstock.model.files.blocks import Blocks
     from penstock.model.files.cache import size_on_disk
+    from penstock.model.files.gguf_blocks import Blocks
 
     spec = read_spec(folder)
     published = Blocks(folder).types()

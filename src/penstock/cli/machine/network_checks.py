@@ -93,8 +93,8 @@ def _listening(network: JoinedNetwork) -> Iterator[Finding]:
 
 def _others(network: JoinedNetwork) -> Iterator[Finding]:
     """The known addresses of other nodes. One node may have several, of which this machine can reach some."""
+    from penstock.network.trust.known_endpoints import load_endpoints
     from penstock.network.trust.listening import split
-    from penstock.network.trust.peers import load_endpoints
 
     known = dict.fromkeys([*network.connect, *(load_endpoints(network.peers_file) if network.peers_file else ())])
     if not known:

@@ -17,8 +17,8 @@ from penstock.config.home import JoinedNetwork, this_home
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.network.trust.authority import IssuedMember
-    from penstock.network.trust.invitation_book import BookedInvitation
+    from penstock.network.joining.authority import IssuedMember
+    from penstock.network.joining.invitation_book import BookedInvitation
 
 LIFETIME = "6h"  # also in admission.py
 
@@ -53,7 +53,7 @@ def invite(
     It is valid once and for some hours. On the other machine, run `penstock network join TOKEN` while `penstock serve` is running
     here. Only the invitation goes to stdout. To renew a certificate, invite the same name again.
     """
-    from penstock.network.trust import authority
+    from penstock.network.joining import authority
 
     home = this_home()
     network = home.network(chosen_name(home, network_name))
@@ -81,9 +81,9 @@ def _invite_once(
     hosts: tuple[str, ...],
     before: IssuedMember | None,
 ) -> str:
-    from penstock.network.trust.admission import LIFETIME as DEFAULT
-    from penstock.network.trust.admission import invite_once
-    from penstock.network.trust.join_token import encode_join
+    from penstock.network.joining.admission import LIFETIME as DEFAULT
+    from penstock.network.joining.admission import invite_once
+    from penstock.network.joining.join_token import encode_join
 
     lifetime = DEFAULT if seconds is None else timedelta(seconds=seconds)
     token = invite_once(network, node, days=days, lifetime=lifetime, extra_hosts=hosts)
@@ -99,8 +99,8 @@ def _invite_once(
 
 
 def _invite_offline(network: JoinedNetwork, node: str, days: float, hosts: tuple[str, ...], before: IssuedMember | None) -> str:
-    from penstock.network.trust import authority
-    from penstock.network.trust.invitation import encode
+    from penstock.network.joining import authority
+    from penstock.network.joining.invitation import encode
 
     invitation = authority.invite(network, node, days=days, extra_hosts=hosts)
     ends = invitation.identity.certificate.not_valid_after_utc
@@ -167,7 +167,7 @@ def list_invitations(
 
     Offline invitations are certificates: `penstock network list` shows them, and `penstock network revoke` ends them.
     """
-    from penstock.network.trust import admission
+    from penstock.network.joining import admission
 
     home = this_home()
     network = home.network(chosen_name(home, network_name))

@@ -16,7 +16,7 @@ from penstock.config.home import Home, this_home
 from penstock.errors import PenstockError, Untrusted
 
 if TYPE_CHECKING:
-    from penstock.network.trust.invitation import Invitation
+    from penstock.network.joining.invitation import Invitation
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock network list`.")]
 
@@ -50,7 +50,7 @@ def join(
     network, where `penstock serve` must be running. A token of `invite --offline` has both inside, and needs no connection. On a
     machine that is a member already, this replaces its certificate.
     """
-    from penstock.network.trust import joining
+    from penstock.network.joining import joining
 
     found = this_home()
     invitation = _invitation(found, _obtain(token, pair), listen)
@@ -71,10 +71,10 @@ def join(
 
 def _invitation(found: Home, text: str, listen: str | None) -> Invitation:
     """Return what the token brings: from the token itself, or from the machine that created the network."""
-    from penstock.network.trust.invitation import decode
-    from penstock.network.trust.join_client import request_certificate
-    from penstock.network.trust.join_token import JOIN_PREFIX, decode_join
-    from penstock.network.trust.joining import check_joinable
+    from penstock.network.joining.invitation import decode
+    from penstock.network.joining.join_client import request_certificate
+    from penstock.network.joining.join_token import JOIN_PREFIX, decode_join
+    from penstock.network.joining.joining import check_joinable
 
     if not text.lstrip().startswith(JOIN_PREFIX):
         return decode(text)
@@ -113,7 +113,7 @@ def use(name: NameArgument) -> None:
 
     Creating or joining a network also chooses it.
     """
-    from penstock.network.trust import joining
+    from penstock.network.joining import joining
 
     joining.use(this_home(), name)
     print(f"`penstock serve` will now join '{name}'.")
@@ -140,7 +140,7 @@ def leave(
     if not yes:
         typer.confirm(f"Remove {folder}?", abort=True, err=True)
 
-    from penstock.network.trust import joining
+    from penstock.network.joining import joining
 
     joining.leave(found, name)
     left = found.names()
@@ -170,8 +170,8 @@ def _asked() -> str:
 
 def _token_text(token: str) -> str:
     """Return the token, or read it from a file or stdin. No message shows the text: it may be a mistyped token."""
-    from penstock.network.trust.invitation import MAX_TOKEN_CHARS, TOKEN_PREFIX
-    from penstock.network.trust.join_token import JOIN_PREFIX
+    from penstock.network.joining.invitation import MAX_TOKEN_CHARS, TOKEN_PREFIX
+    from penstock.network.joining.join_token import JOIN_PREFIX
 
     if token.startswith((TOKEN_PREFIX, JOIN_PREFIX)):
         return token
@@ -197,7 +197,7 @@ def _token_text(token: str) -> str:
 def _entry(found: Home, name: str, current: str | None) -> dict[str, Any]:
     """Describe one network. A damaged one is listed too, with a warning, so that it can be repaired or left."""
     from penstock.config import files
-    from penstock.network.trust import authority, invitation_book
+    from penstock.network.joining import authority, invitation_book
     from penstock.network.trust.certificates import load_certificate
     from penstock.network.trust.expiry import expires_soon, expiry_warning
 

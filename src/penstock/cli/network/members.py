@@ -34,7 +34,7 @@ def create(
     The key that signs all certificates stays on this machine: `penstock network invite NAME` lets another machine in, and
     `penstock network revoke NAME` shuts it out again.
     """
-    from penstock.network.trust import authority, joining
+    from penstock.network.joining import authority, joining
     from penstock.network.trust.addresses import DEFAULT_PORT
     from penstock.network.trust.certificates import MAX_NODE_NAME
     from penstock.network.trust.listening import split
@@ -63,8 +63,8 @@ def revoke(
 
     Running nodes learn of it from each other, and drop it.
     """
-    from penstock.network.trust import authority
-    from penstock.network.trust.admission import invitations
+    from penstock.network.joining import authority
+    from penstock.network.joining.admission import invitations
 
     home = this_home()
     network = home.network(chosen_name(home, network_name))
@@ -100,7 +100,7 @@ def trust(
     Penstock knows by name need no signature.
     """
     from penstock.model.sources.catalogue import find
-    from penstock.network.trust import authority
+    from penstock.network.joining import authority
 
     home = this_home()
     network = home.network(chosen_name(home, network_name))

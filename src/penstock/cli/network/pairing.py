@@ -15,7 +15,7 @@ from penstock.config.home import JoinedNetwork, this_home
 from penstock.errors import Untrusted
 
 if TYPE_CHECKING:
-    from penstock.network.trust.pairing import Pairing, PairingListener
+    from penstock.network.joining.pairing import Pairing, PairingListener
 
 WAIT_S = 600.0  # for the other machine
 JOIN_TIMEOUT_S = 60.0  # from the invitation until it is used
@@ -34,11 +34,11 @@ def pair(
     Run the command that this prints on the other machine, and type here the words that it shows there. They are the same on both
     only if nobody is in between. Then this machine sends it an invitation that is valid once, and it joins.
     """
-    from penstock.network.trust import admission, authority
+    from penstock.network.joining import admission, authority
+    from penstock.network.joining.join_token import encode_join
+    from penstock.network.joining.pairing import PairingListener
     from penstock.network.trust.certificates import check_issuable
-    from penstock.network.trust.join_token import encode_join
     from penstock.network.trust.listening import check_hosts, reachable_endpoints
-    from penstock.network.trust.pairing import PairingListener
 
     home = this_home()
     network, hosts = home.network(chosen_name(home, network_name)), tuple(address or ())
@@ -65,9 +65,9 @@ def join_by_words(target: str) -> str:
 
     target: HOST or HOST:PORT, as `penstock network pair` has printed it.
     """
-    from penstock.network.trust.admission import PAIRING_PORT
+    from penstock.network.joining.admission import PAIRING_PORT
+    from penstock.network.joining.pairing import pair_with
     from penstock.network.trust.listening import check_connect
-    from penstock.network.trust.pairing import pair_with
 
     has_port = ":" in target.rpartition("]")[2] if target.startswith("[") else target.count(":") == 1
     endpoint = f"tls/{target}" if has_port else f"tls/{target}:{PAIRING_PORT}"
@@ -93,8 +93,8 @@ def _compare(listener: PairingListener, node: str) -> Pairing:
 @contextmanager
 def _answering(network: JoinedNetwork) -> Iterator[None]:
     """Answer the joining machine here, unless this machine's node is running and does so."""
-    from penstock.network.trust import admission, invitation_book
-    from penstock.network.trust.join_listener import JoinListener
+    from penstock.network.joining import admission, invitation_book
+    from penstock.network.joining.join_listener import JoinListener
 
     if admission.is_running(network):
         yield
@@ -107,7 +107,7 @@ def _answering(network: JoinedNetwork) -> Iterator[None]:
 
 
 def _wait_for(network: JoinedNetwork, invitation: str) -> None:
-    from penstock.network.trust import invitation_book
+    from penstock.network.joining import invitation_book
 
     until = time.monotonic() + JOIN_TIMEOUT_S
     while time.monotonic() < until:

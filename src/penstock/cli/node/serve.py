@@ -77,7 +77,7 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
 def _renew_certificate(network: NetworkConfig) -> None:
     """Renew the certificate on the machine that created the network; other machines need a new invitation."""
     if network.enabled and network.certificate_file is not None:
-        from penstock.network.trust.authority import renew_if_due
+        from penstock.network.joining.authority import renew_if_due
 
         renew_if_due(network.certificate_file.parent)
 

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from penstock import __version__
 from penstock.domain.job import SequenceState
 from penstock.engine.hosted_model import HostedLayers, HostedModel
-from penstock.engine.routing.stage_progress import prompt_progress
+from penstock.engine.routing.origin.stage_progress import prompt_progress
 from penstock.stats import Histogram
 
 

@@ -19,7 +19,7 @@ from penstock.doors.ollama.requests import ShowRequest
 from penstock.errors import NoSuchPath, RequestError
 from penstock.model.architecture.shapes import total_params
 from penstock.model.architecture.spec import fingerprint
-from penstock.model.files.blocks import SIZES
+from penstock.model.files.gguf_blocks import SIZES
 
 OLLAMA_VERSION = "0.13.0"  # of the API spoken here: clients refuse servers that are too old
 NEVER = "9999-12-31T23:59:59Z"

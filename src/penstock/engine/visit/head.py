@@ -11,14 +11,14 @@ from torch import Tensor
 from penstock.domain.job import Sequence as Output
 from penstock.domain.span import Span
 from penstock.domain.updates import PromptLogprobs
-from penstock.engine.routing.heartbeat import UNKNOWN_PASS_S
+from penstock.engine.routing.host.heartbeat import UNKNOWN_PASS_S
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.sequences.output_text import resume_refused
 from penstock.engine.visit.job_context import JobContext
 from penstock.errors import ComputeFailed, PenstockError, RequestError
 from penstock.model.sampling.sample_row import SampleRow
 from penstock.model.sampling.sampler import Sample, sample, score
-from penstock.model.upload import pick_rows
+from penstock.model.transfer import pick_rows
 
 SCORE_BATCH_ROWS = 256  # of logits computed at once for prompt logprobs
 

@@ -16,10 +16,10 @@ from penstock.domain.fsm import COMPLETE, LOCAL, MISSING, REMOTE, NextLayer
 from penstock.domain.messages import BounceReason
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob
-from penstock.engine.routing.heartbeat import Heartbeat
-from penstock.engine.routing.no_origin import NoOrigin
-from penstock.engine.routing.origin import Origin
-from penstock.engine.routing.route_host import RouteHost, RoutePart
+from penstock.engine.routing.host.heartbeat import Heartbeat
+from penstock.engine.routing.host.route_host import RouteHost, RoutePart
+from penstock.engine.routing.origin.no_origin import NoOrigin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.engine.scheduling.predictor import StepTimePredictor
 from penstock.engine.sequences.engine_sequences import EngineSequenceManager
 from penstock.model.ends import StepDecoder

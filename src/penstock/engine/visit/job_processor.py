@@ -30,7 +30,7 @@ from penstock.domain.fsm import (
 )
 from penstock.domain.job import Job
 from penstock.domain.span import NetworkJob, PackedHidden, Span
-from penstock.engine.halves import all_finite, join, run_in_halves, to_compute_error
+from penstock.engine.run_in_halves import all_finite, join, run_in_halves, to_compute_error
 from penstock.engine.sequences.engine_sequences import Step
 from penstock.engine.visit.answer_times import AnswerTimes
 from penstock.engine.visit.head import Head, ReturnedSpan
@@ -38,8 +38,8 @@ from penstock.engine.visit.job_context import JobContext
 from penstock.engine.visit.steady_decode import SteadyDecode
 from penstock.engine.visit.visit_queue import Visit, VisitQueue
 from penstock.errors import PenstockError
-from penstock.model.upload import pick_rows
-from penstock.pipes.hidden import unpack
+from penstock.model.transfer import pick_rows
+from penstock.pipes.hidden_codec import unpack
 
 ARRIVED = Facts(step=LAYER_STEP)
 SENT = Facts()  # nothing that is known about it makes a difference

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from penstock.domain.job import PAUSED, Job, Sequence
-from penstock.engine.routing.route_host import HostedRoute, RoutePart
+from penstock.engine.routing.host.route_host import HostedRoute, RoutePart
 from penstock.engine.sequences.worker_sequences import Replica, WorkerSequenceManager
 from penstock.engine.visit.answer_times import AnswerTimes
 from penstock.engine.visit.head import Head

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.domain.fsm import DONE, MISSING, SEND, Facts, JobState, next_state
 from penstock.domain.route import RouteId
 from penstock.domain.span import NetworkJob, NoticeKind
-from penstock.engine.routing.route_host import RoutePart
+from penstock.engine.routing.host.route_host import RoutePart
 from penstock.engine.visit.answer_times import JobPhases
 from penstock.engine.visit.job_context import JobContext
 

@@ -203,7 +203,7 @@ def _check_supported(name: str, family: Family, config: Mapping[str, Any]) -> No
 def _stored_prefix(folder: Path, prefixes: tuple[str, ...]) -> str:
     """Find the prefix of the folder's tensor names: multi-modal models have been published with different ones."""
     if len(prefixes) > 1 and any(folder.glob("*.safetensors*")):
-        from penstock.model.files.weights import WeightFiles  # imports torch, which reading a config does not need
+        from penstock.model.files.weight_files import WeightFiles  # imports torch, which reading a config does not need
 
         names = WeightFiles(folder).where
         return next((prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)), prefixes[0])

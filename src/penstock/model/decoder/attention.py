@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.model.batch import Batch, BatchPiece
-from penstock.model.upload import upload
+from penstock.model.transfer import upload
 
 SMALL_BUCKET = 8  # blocks; below this, padding costs less than another call
 

@@ -24,9 +24,9 @@ from penstock.kernels.structs import Kind, SourceType
 from penstock.kernels.weight_memory import WeightMemory
 from penstock.model.architecture.shapes import Shapes, end_params, end_shapes, layer_prefix, layer_shapes
 from penstock.model.architecture.spec import ModelSpec
-from penstock.model.files.blocks import SIZES, Blocks
 from penstock.model.files.cache import cache_dir
-from penstock.model.files.weights import WeightFiles, digest
+from penstock.model.files.gguf_blocks import SIZES, Blocks
+from penstock.model.files.weight_files import WeightFiles, digest
 from penstock.model.packed.packed_file import SOURCE, Bytes, PackedFile, remove_orphans
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.model.sampling.candidates import argmax
 from penstock.model.sampling.drawing import draw
 from penstock.model.sampling.sample_row import SampleRow
-from penstock.model.upload import upload
+from penstock.model.transfer import upload
 
 
 def choose(logits: Tensor, rows: Sequence[SampleRow], ahead: int = 0) -> Tensor:

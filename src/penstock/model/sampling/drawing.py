@@ -16,7 +16,7 @@ from torch import Tensor
 from penstock.domain.sampling import SamplingParams
 from penstock.model.sampling.noise import noise_at
 from penstock.model.sampling.sample_row import SampleRow
-from penstock.model.upload import upload
+from penstock.model.transfer import upload
 
 TILE = 128
 SMALL_VOCAB = 1024  # up to here, all tokens are candidates

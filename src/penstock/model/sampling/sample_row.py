@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.domain.sampling import SamplingParams
 from penstock.model.sampling.noise import noise_key
-from penstock.model.upload import upload
+from penstock.model.transfer import upload
 
 
 class SampleRow:

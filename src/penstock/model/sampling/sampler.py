@@ -18,7 +18,7 @@ from penstock.model.sampling.candidates import top
 from penstock.model.sampling.choosing import choose, select
 from penstock.model.sampling.picker import Picker
 from penstock.model.sampling.sample_row import SampleRow, adjust_, constrain_
-from penstock.model.upload import Download, upload
+from penstock.model.transfer import Download, upload
 
 
 class Sample(NamedTuple):

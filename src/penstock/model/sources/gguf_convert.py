@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import CorruptWeights, UnsupportedModel
-from penstock.model.files import blocks
-from penstock.model.files.blocks import BlocksOf, write_blocks
+from penstock.model.files import gguf_blocks as blocks
+from penstock.model.files.gguf_blocks import BlocksOf, write_blocks
 from penstock.model.sources.gguf_config import Metadata, build_config
 from penstock.model.sources.gguf_file import GgufFile, read_gguf
 from penstock.model.sources.gguf_tensors import Planned, pieces, plan_tensors, raw_pieces

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from penstock.model.batch import Batch
-from penstock.model.upload import upload
+from penstock.model.transfer import upload
 
 MAX_SPLITS = 64
 ALIGNED = 4  # numbers in int32: 16 bytes

@@ -16,18 +16,18 @@ from penstock.kernels.triton.rows import add_norm
 from penstock.model.architecture.spec import ModelSpec
 from penstock.model.batch import Batch
 from penstock.model.ends import EndModel
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.packed.packing import Fp8Packing, Packing
 from penstock.model.sampling.sample_row import SampleRow
 from penstock.model.sampling.sampler import PendingSamples, launch
 from penstock.model.segment import Segment
+from penstock.model.transfer import upload
 from penstock.model.triton.columns import PassColumns, side_by_side
 from penstock.model.triton.graphs import StepGraphs, StepInputs
 from penstock.model.triton.on_device import on_device
 from penstock.model.triton.picker import CardPicker
 from penstock.model.triton.segment import Residual, TritonModel
 from penstock.model.triton.weights import CardReader
-from penstock.model.upload import upload
 
 
 class TritonEndModel(EndModel):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose
 from penstock.model.sampling.sample_row import SampleRow
+from penstock.model.transfer import upload
 from penstock.model.triton.on_device import on_device
-from penstock.model.upload import upload
 
 
 @dataclass(slots=True)

@@ -24,13 +24,13 @@ from penstock.model.architecture.spec import ModelSpec
 from penstock.model.batch import Batch, BatchPiece
 from penstock.model.decoder.layer import Layer
 from penstock.model.decoder.rope import distinct, inverse_frequencies
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.packed.packing import Fp8Packing, Packing
+from penstock.model.transfer import upload
 from penstock.model.triton.columns import LastRows, PassColumns, positions_and_slots, upload_columns
 from penstock.model.triton.graphs import StepGraphs, StepInputs
 from penstock.model.triton.on_device import on_device
 from penstock.model.triton.weights import CardLayerBuilder, CardReader
-from penstock.model.upload import upload
 from penstock.progress import Progress, silent
 
 LONG_FROM = 1024  # tokens of a chunk from which another way of attention is faster

@@ -19,7 +19,7 @@ from penstock.model.architecture.spec import ExpertSpec, ModelSpec
 from penstock.model.decoder.layer import LayerBuilder
 from penstock.model.decoder.linear import Linear
 from penstock.model.decoder.mlp import Mlp
-from penstock.model.files.weights import WeightFiles
+from penstock.model.files.weight_files import WeightFiles
 from penstock.model.packed.packing import Fp8Packing, PackedTensors, Packing
 
 Stored = Tensor | PackedMatrix | CardWeight

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from penstock.doors.app.console.files import FOLDER, KINDS
-from penstock.pipes.model_manager import LoadedModel
+from penstock.pipes.loading.model_manager import LoadedModel
 from tests.server import Api, server_thread
 
 KEY = "the-key-of-the-owner"

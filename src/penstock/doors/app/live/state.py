@@ -23,7 +23,7 @@ from penstock.doors.app.live.types import (
 from penstock.doors.app.status import kv_of, state_of
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.engine.job_factory import EndedJob
-from penstock.engine.routing.origin import Origin
+from penstock.engine.routing.origin.origin import Origin
 from penstock.peers.report import describe_route
 
 MAX_ENDED_JOBS = 100  # of each model, that a watcher sees
