@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,8 @@ PATH = ValueKind(
     str,
     lambda path: toml_string(str(path)),
 )
+FOLDER = replace(PATH, metavar="FOLDER", expects="the path of a folder")
+PATHS = (PATH, FOLDER)
 WORDS = ValueKind(
     "A,B,…",
     'a list of texts: ["a", "b"] in a file, a,b elsewhere',

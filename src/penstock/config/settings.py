@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from penstock.config import api_key, kinds
 from penstock.config.engine import EngineConfig
 from penstock.config.home import JoinedNetwork, home
-from penstock.config.kinds import PATH
+from penstock.config.kinds import PATHS
 from penstock.config.network import CERTIFICATE_FILES, NO_NETWORK, NetworkConfig
 from penstock.config.node import HostedModelConfig, LimitsConfig, LogConfig, NodeConfig, ServerConfig, WorkspaceConfig
 from penstock.config.old_names import replacement
@@ -188,7 +188,7 @@ def _in_table(file: Path, table: str, found: Mapping[str, Any], model_index: int
         if name in known:
             setting = known[name]
             read = setting.read(value, f"{file}: {key_of(setting, model_index)}")
-            if setting.kind is PATH and read is not None:
+            if setting.kind in PATHS and read is not None:
                 read = file.parent / read  # so that a node file works from every folder
             yield Given(setting, read, f"file {file}", model_index)
         elif not table and name in OWNERS:

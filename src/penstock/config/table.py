@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.config import kinds
 from penstock.config.engine import KV_DTYPES, POLICY_NAMES, EngineConfig
-from penstock.config.kinds import PAIRS, PATH, SECONDS, SHARE, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
+from penstock.config.kinds import FOLDER, PAIRS, PATH, PATHS, SECONDS, SHARE, SIZE, SWITCH, TEXT, WHOLE, WORDS, ValueKind
 from penstock.config.network import MODES, WIRE_FORMATS, NetworkConfig
 from penstock.config.node import (
     DEFAULT_MODEL,
@@ -121,7 +121,7 @@ class Setting:
 
     def read(self, value: Any, where: str = "") -> Any:
         """Check a value that TOML has read. `where` names it in errors; the setting's name if empty."""
-        if self.kind is PATH and self.optional and value == "none":
+        if self.kind in PATHS and self.optional and value == "none":
             return self.default
         return self._checked(self.kind.read, value, where)
 
@@ -206,7 +206,7 @@ SETTINGS = (
     Setting("server.host", TEXT, "Address to listen on; 0.0.0.0 means every address of this machine."),
     Setting("server.port", WHOLE, "Port to listen on; 0 takes a free one."),
     Setting("server.api_key_file", PATH, "File with the API key that clients must send.", sample="api-key.txt"),
-    Setting("server.keys", PATH, "Folder of API keys with their limits; by default that of `penstock keys`.", sample="keys"),
+    Setting("server.keys", FOLDER, "Folder of API keys with their limits; by default that of `penstock keys`.", sample="keys"),
     Setting("server.allow_insecure", SWITCH, "Accept requests from other machines without a key."),
     Setting(
         "server.tls_cert",
@@ -299,7 +299,7 @@ SETTINGS = (
     Setting("limits.idle_timeout", SECONDS, "How long a connection may wait for its next request."),
     Setting(
         "workspace.path",
-        PATH,
+        FOLDER,
         'Folder of jobs to work on beside API requests; by default in ~/.local/state/penstock. "none" keeps nothing.',
         "--workspace",
         sample="jobs",

@@ -92,6 +92,7 @@ def covering(segments: Iterable[tuple[int, int]], num_layers: int) -> list[Layer
     if expected != num_layers:
         raise ConfigError(
             f"The segments end at layer {expected}, but the model has {num_layers} layers.",
-            hint=f"Let the last segment end at {num_layers}, or join nodes that hold the rest (--listen, --connect).",
+            hint=f"Let the last one end at {num_layers}"
+            + (", or join a network whose nodes hold the rest." if expected < num_layers else "."),
         )
     return ranges

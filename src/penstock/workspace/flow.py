@@ -163,7 +163,7 @@ class Flow:
         for _ in self._polls(timeout):
             with suppress(NotFinished):
                 return self.get(job_id)
-        raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
+        raise self._not_finished(f"The job {job_id} {self._state(job_id)} after {timeout:g} seconds.")
 
     def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
         """Yield the text as it is generated, until the job ends; all pieces together are the content of result.txt.
@@ -184,7 +184,7 @@ class Flow:
                 yielded = text
             if place in FINISHED:
                 return
-        raise self._not_finished(f"The job {job_id} is {self.status(job_id)} after {timeout:g} seconds.")
+        raise self._not_finished(f"The job {job_id} {self._state(job_id)} after {timeout:g} seconds.")
 
     def counts(self) -> dict[Status, int]:
         return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
@@ -235,6 +235,10 @@ class Flow:
             return replace(view, waits_for=tuple(sorted(open_parents(self._workspace, job_id, request.after), key=order)))
         except WorkspaceError as error:
             return replace(view, will_fail=error.message)
+
+    def _state(self, job_id: str) -> str:
+        status = self.status(job_id)
+        return "is interrupted" if status is Status.RUNNING and not self._workspace.is_served() else f"is {status}"
 
     def why_it_will_fail(self, job_id: str) -> str:
         """Why a waiting job will not run, because of itself or any of its ancestors; empty if it will."""

@@ -21,6 +21,7 @@ from penstock.cli.client.api import read_events
 from penstock.cli.client.server_url import ServerUrl, named_url
 from penstock.errors import ConfigError
 from tests import warm
+from tests.jobs import cli
 from tests.server import Server, clean_environment, running_server
 from tests.terminal import CTRL_C, CTRL_D, ENTER, UP, Person
 
@@ -377,6 +378,13 @@ def test_an_answer_that_fails_in_the_middle_keeps_what_came(events: list[str], m
     assert (done.returncode, done.stdout) == (1, "One \n")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_run_ends_the_line_of_an_answer_that_is_lost_before_it_says_so() -> None:
+    with standin(word("One ")) as url:
+        done = cli("run", "Count.", "--url", url)
+    assert (done.returncode, done.stdout) == (1, b"One \n")
+    assert re.fullmatch(rb"error: The connection .* was lost in the middle of the answer\.\nhint: .*\n", done.stderr)
 
 
 @pytest.mark.parametrize(

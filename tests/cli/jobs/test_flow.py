@@ -554,6 +554,8 @@ def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: 
     assert page[1].startswith("No server works on this queue.")
     cells = re.split(r" {2,}", page[4].strip())
     assert (cells[1], cells[-1]) == ("interrupted", "3")
+    code, _, err = quickly("flow", ws, "--wait", job, "--timeout", "0.01")
+    assert (code, f"The job {job} is interrupted after 0.01 seconds." in err) == (2, True)
     recover(workspace)
     assert "runs in isolation, since its server died" in quickly("flow", ws)[1]
 

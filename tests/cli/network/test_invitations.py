@@ -112,6 +112,13 @@ def test_a_code_is_drawn_in_black_on_white_where_the_terminal_is_wide_enough(
     assert person.leaves() == 0
 
 
+def test_joining_with_nothing_on_stdin_asks_for_an_invitation(at: At) -> None:
+    code, out, err = at("b", "join", stdin="")
+    assert (code, out) == (1, "")
+    assert "No invitation was given: stdin is empty." in err
+    assert "penstock network invite NAME" in err
+
+
 def test_while_the_node_of_the_authority_is_off_a_machine_is_told_what_to_do(at: At) -> None:
     code, _, output = at("b", "join", at("a", "invite", "laptop")[1].strip())
     assert code == 1

@@ -27,6 +27,7 @@ from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason
+from penstock.errors import PenstockError
 
 EXAMPLE = 'penstock run "What is the capital of France?"'
 RECOMMENDED = "by default what the model's makers recommend."
@@ -112,12 +113,21 @@ def run(
     with ProgressBars() as bars, open_backend(url, model, bars, alone=alone or bool(needs_own), **options) as (backend, name):
         load = time.perf_counter() - started
 
+        shown = "\n"
+
         def show(text: str) -> None:
+            nonlocal shown
             bars.clear()
             if not as_json:
                 print(text, end="", flush=True)
+                shown = text
 
-        answer = follow(_ask(backend, name, text, system, raw, wanted), show=show, progress=bars)
+        try:
+            answer = follow(_ask(backend, name, text, system, raw, wanted), show=show, progress=bars)
+        except PenstockError:
+            if not shown.endswith("\n"):
+                print(flush=True)  # or the message would continue the answer's last line
+            raise
     if as_json:
         print_json(answer.as_dict(name, load))
     elif not answer.text.endswith("\n"):

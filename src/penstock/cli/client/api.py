@@ -218,7 +218,10 @@ def _certificate_hint() -> str:
 
 
 def _connection_lost(url: ServerUrl) -> ServerUnreachable:
-    return ServerUnreachable(f"The connection to {url} was lost in the middle of the answer.")
+    return ServerUnreachable(
+        f"The connection to {url} was lost in the middle of the answer.",
+        hint="See whether the server is running (penstock ps), and ask again.",
+    )
 
 
 def _unreachable_hint(url: ServerUrl) -> str:

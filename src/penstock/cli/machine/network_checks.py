@@ -83,7 +83,8 @@ def _listening(network: JoinedNetwork) -> Iterator[Finding]:
     for endpoint in network.listen:
         _, host, port = split(endpoint)
         if is_loopback(host):
-            advice = "Join or create the network again with --listen tls/0.0.0.0:7447."
+            settings = f'name = "{network.name}" and listen = ["tls/0.0.0.0:{port}"]'
+            advice = f"To let others in, set {settings} in [network] of the node file."
             yield Finding("Listening", CheckResult.WARNING, f"only this machine can reach {endpoint}", advice)
         else:
             state = "in use: by a running node, or another program" if _answers("127.0.0.1", port) else "free"

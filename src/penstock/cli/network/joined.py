@@ -18,6 +18,7 @@ from penstock.errors import PenstockError, Untrusted
 if TYPE_CHECKING:
     from penstock.network.joining.invitation import Invitation
 
+INVITE_HINT = "Get one on the machine that created the network: penstock network invite NAME"
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `penstock network list`.")]
 
 
@@ -177,13 +178,16 @@ def _token_text(token: str) -> str:
         return token
     try:
         if token == "-":
-            return sys.stdin.buffer.read(MAX_TOKEN_CHARS).decode("ascii")
+            piped = sys.stdin.buffer.read(MAX_TOKEN_CHARS).decode("ascii")
+            if not piped.strip():
+                raise Untrusted("No invitation was given: stdin is empty.", hint=INVITE_HINT)
+            return piped
         with Path(token).open("rb") as file:
             return file.read(MAX_TOKEN_CHARS).decode("ascii")
     except OSError:
         raise Untrusted(
             f"This is neither an invitation, which starts with {JOIN_PREFIX} or {TOKEN_PREFIX}, nor a readable file.",
-            hint="Get one on the machine that created the network: penstock network invite NAME",
+            hint=INVITE_HINT,
         ) from None
     except UnicodeDecodeError:
         raise Untrusted(

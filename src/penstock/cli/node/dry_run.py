@@ -28,7 +28,7 @@ def format_preview(preview: Preview) -> str:
     lines.append(_row("total", f"{format_bytes(total)}; the limit is {format_bytes(preview.budget)}"))
     lines.append(_row("as", preview.computed))
     lines.append(_row("from", preview.source))
-    lines.append(_row("why", preview.decision.why))
+    lines.append(_row("why", preview.decision.why if chosen or not pinned else "The settings name these layers."))
     return "\n".join(lines) + "\n"
 
 
