@@ -327,7 +327,7 @@ class Flow:
 
     def _not_finished(self, what: str) -> NotFinished:
         name = shlex.quote(str(self.path))
-        unserved = f"No server works on this queue: run `penstock drain {name}`."
+        unserved = f"No server is working on this queue: run `penstock drain {name}`."
         return NotFinished(what, hint="Wait longer." if self.is_served() else unserved)
 
     def _polls(self, timeout: float | None) -> Iterator[None]:

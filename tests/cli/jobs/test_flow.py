@@ -295,9 +295,9 @@ def test_a_wait_that_takes_too_long_is_not_ready(ws: Path, quickly: Run) -> None
         code, out, error = quickly("flow", ws, *args, "--timeout", "0.05")
         assert (code, out) == (2, "")
         first, second = error.splitlines()
-        assert first.startswith("No server works on this queue.")
+        assert first.startswith("No server is working on this queue.")
         assert second.startswith("not ready: ")
-        assert "No server works" in second
+        assert "No server is working" in second
     with Workspace(ws).serving():
         assert quickly("flow", ws, "-w", job, "--timeout", "0")[2].endswith("after 0 seconds. Wait longer.\n")
         code, out, error = quickly("flow", ws, "--wait", job, "--timeout", "0", "--json")
@@ -359,7 +359,7 @@ def test_following_ends_with_1_when_the_reader_leaves(ws: Path) -> None:
 def test_ctrl_c_ends_a_wait_with_130_and_a_person_was_told_why_it_takes_long(ws: Path, option: str) -> None:
     job = Work(ws).submit("hi")
     person = Person("flow", str(ws), option, *([] if option == "-W" else [job]))
-    person.waits_for("No server works on this queue. Run `penstock drain .*`.\n")
+    person.waits_for("No server is working on this queue. Run `penstock drain .*`.\n")
     person.presses(CTRL_C)
     assert person.leaves() == 130
     assert person.new in ("", "^C", "^C\n")
@@ -395,7 +395,7 @@ def test_the_list_has_the_counts_and_the_newest_jobs_first(ws: Path) -> None:
     lines = done.stdout.decode().splitlines()
     assert lines[:3] == [
         f"{ws}: 10 queued, 1 done, 1 failed.",
-        f"No server works on this queue. Run `penstock drain {ws}`, or `penstock serve --workspace {ws}`.",
+        f"No server is working on this queue. Run `penstock drain {ws}`, or `penstock serve --workspace {ws}`.",
         "",
     ]
     assert re.split(r" {2,}", lines[3].strip()) == ["job", "status", "age", "tags", "tokens", "note"]
@@ -426,7 +426,7 @@ def test_the_list_can_be_of_a_tag_and_as_json(ws: Path, quickly: Run) -> None:
     }
     assert [(job["id"], job["status"], job["request"]["tags"]) for job in err["jobs"]] == [(jobs[3], "queued", ["odd"])]
     assert page.startswith(f"{ws} with the tag odd: 1 queued, 1 done.\n")
-    assert "No server works" not in page
+    assert "No server is working" not in page
     assert quickly("flow", ws, "--tag", "none")[1] == f"{ws} with the tag none: There are no jobs.\n"
 
 
@@ -539,7 +539,7 @@ def test_a_person_who_asks_too_early_learns_that_nobody_works(ws: Path) -> None:
     job = Work(ws).submit("hi")
     code, out, seen = with_terminal_errors("flow", ws, job)
     assert (code, out) == (2, "")
-    assert "No server works on this queue." in seen
+    assert "No server is working on this queue." in seen
 
 
 def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: Run) -> None:
@@ -551,7 +551,7 @@ def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: 
     held.release()
     page = quickly("flow", ws)[1].splitlines()
     assert page[0] == f"{ws}: 1 interrupted."
-    assert page[1].startswith("No server works on this queue.")
+    assert page[1].startswith("No server is working on this queue.")
     cells = re.split(r" {2,}", page[4].strip())
     assert (cells[1], cells[-1]) == ("interrupted", "3")
     code, _, err = quickly("flow", ws, "--wait", job, "--timeout", "0.01")
@@ -562,4 +562,4 @@ def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: 
 
 def test_a_queued_job_tells_the_model_it_asks_for(ws: Path, quickly: Run) -> None:
     Work(ws).submit("hi", model="llama-9")
-    assert "asks for llama-9" in quickly("flow", ws)[1]
+    assert "needs llama-9" in quickly("flow", ws)[1]

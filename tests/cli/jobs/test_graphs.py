@@ -155,7 +155,7 @@ def test_a_tree_has_a_job_under_each_parent_and_what_comes_after_it_once(ws: Pat
     finish(ws, top, "ok")
     fail(ws, left)
     page = quickly("flow", ws, "--tree")[1]
-    assert page.startswith(f"{ws}: 4 queued, 1 done, 1 failed.\nNo server works")
+    assert page.startswith(f"{ws}: 4 queued, 1 done, 1 failed.\nNo server is working")
     assert drawing(page) == [
         f"{top} done",
         f"├─ {left} failed",

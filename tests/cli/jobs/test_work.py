@@ -261,7 +261,7 @@ def test_a_workspace_that_cannot_be_written_can_still_be_read(tmp_path: Path) ->
 def test_a_person_is_told_when_nobody_works_on_the_queue(tmp_path: Path) -> None:
     code, out, seen = with_terminal_errors("work", tmp_path / "my jobs", "hi")
     assert (code, len(out.splitlines())) == (0, 1)
-    assert f"The job waits. No server works on this queue. Run `penstock drain '{tmp_path}/my jobs'`" in seen
+    assert f"The job is waiting. No server is working on this queue. Run `penstock drain '{tmp_path}/my jobs'`" in seen
     with Workspace(tmp_path / "my jobs").serving():
         assert with_terminal_errors("work", tmp_path / "my jobs", "hi")[2] == ""
 

@@ -53,7 +53,7 @@ def test_a_machine_is_invited_joins_and_is_listed_and_another_is_not_let_in(at: 
         assert "now the node 'laptop' of the network 'home'" in out
         code, _, err = at("c", "join", stdin=token)  # a pipe needs no -
         assert code == 1
-        assert "error: The invitation was used already" in err
+        assert "error: The invitation has been used already" in err
         assert "hint: Ask for a new one" in err
     assert not (tmp_path / "c").exists()
     _, out, _ = at("a", "invitations")

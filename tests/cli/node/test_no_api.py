@@ -131,7 +131,7 @@ def started(folder: Path, *args: str) -> Iterator[Node]:
 
 def is_up(node: Node) -> bool:
     assert node.process.poll() is None, node.log()
-    return "Ctrl-C to leave" in node.said()
+    return "Press Ctrl-C to stop" in node.said()
 
 
 def test_a_node_without_a_port_lends_its_layers_and_leaves_in_good_order(tiny_chat_model: Path, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_node_without_a_port_lends_its_layers_and_leaves_in_good_order(tiny_ch
             assert [hop["node"] for hop in home.get("/network")["pipes"][0]["route"]["hops"]] == ["cellar"]
             cellar.process.send_signal(signal.SIGTERM)
             assert cellar.process.wait(timeout=60) == 0
-            assert "Leaving." in cellar.log()
+            assert "Stopping." in cellar.log()
             assert "Traceback" not in cellar.log()
             until(lambda: len(home.get("/network")["nodes"]) == 1, "the node to leave")
 

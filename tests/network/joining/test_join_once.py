@@ -198,7 +198,7 @@ def test_an_address_where_nothing_or_something_else_answers_does_not_keep_a_mach
 
 def test_a_token_lets_one_machine_in(network: JoinedNetwork, token: JoinToken, caplog: pytest.LogCaptureFixture) -> None:
     request_certificate(token)
-    assert refused(token) == "The invitation was used already: it is valid for one machine."
+    assert refused(token) == "The invitation has been used already; each is good for one machine."
     assert issued(network, token) == 1
     assert f"the invitation {token.id} for" in caplog.text, "the authority's log says it too"
     assert "is used" in caplog.text

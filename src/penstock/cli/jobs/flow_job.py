@@ -117,7 +117,7 @@ def retry(place: Workspace, job: str, as_json: bool) -> None:
     if why:
         print(f"It will fail too: {why}", file=sys.stderr, flush=True)
     if not place.is_served():
-        note(f"The job waits. {no_server_hint(place.path)}")
+        note(f"The job is waiting. {no_server_hint(place.path)}")
 
 
 def _print_result(result: JobResult, lines: bool) -> None:

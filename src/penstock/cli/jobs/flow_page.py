@@ -100,7 +100,7 @@ def _note(view: JobView) -> str:
         return f"will fail: {view.will_fail}"
     isolated = ["runs in isolation, since its server died"] if view.suspect else []
     parents = [f"waits for {', '.join(view.waits_for)}"] if view.waits_for else []
-    model = [f"asks for {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
+    model = [f"needs {view.request.model}"] if view.status == "queued" and view.request and view.request.model else []
     batch = [f"of {BATCH_PREFIX}{view.request.batch}"] if view.request and view.request.batch else []
     return str(view.usage.get("finish_reason") or ", ".join([*isolated, *parents, *model, *batch]))
 

@@ -189,7 +189,7 @@ def work(
         again = f" `penstock flow {shlex.quote(str(workspace))} --retry {job}` runs it again." if status == "failed" else ""
         print(f"The key was used before; its job is {status}.{again}", file=sys.stderr)
     elif not served:
-        note(f"The job waits. {no_server_hint(workspace)}")
+        note(f"The job is waiting. {no_server_hint(workspace)}")
 
 
 def _is_prompt(argument: Path) -> bool:

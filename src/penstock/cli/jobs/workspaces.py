@@ -41,9 +41,9 @@ def default_folder() -> Path:
 def no_server_hint(path: Path) -> str:
     """What to do about a queue that no server works on."""
     if path == default_workspace(os.environ):
-        return "No server works on this queue. Run `penstock drain`, or `penstock serve`."
+        return "No server is working on this queue. Run `penstock drain`, or `penstock serve`."
     name = shlex.quote(str(path))
-    return f"No server works on this queue. Run `penstock drain {name}`, or `penstock serve --workspace {name}`."
+    return f"No server is working on this queue. Run `penstock drain {name}`, or `penstock serve --workspace {name}`."
 
 
 def note(text: str) -> None:

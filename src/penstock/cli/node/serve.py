@@ -68,8 +68,8 @@ def serve(settings: Settings, dry_run: DryRun = False) -> None:
 
             def leaving() -> None:
                 count = node.open_jobs
-                waiting = f" after {count} running answer{'s' if count > 1 else ''} (Ctrl-C again: now)" if count else ""
-                print(f"Leaving{waiting}.", file=sys.stderr, flush=True)
+                waits = f"Waiting for {count} answer{'s' if count > 1 else ''} to finish. Press Ctrl-C again to stop now."
+                print(waits if count else "Stopping.", file=sys.stderr, flush=True)
 
             node.serve(on_ready=ready, on_leaving=leaving)
 
@@ -90,7 +90,7 @@ def _welcome(node: Node, *, has_key: bool) -> str:
         return f"""
 Penstock holds {_describe_layers(node)} for other nodes.
 {_memory(node)}{network}
-Ctrl-C to leave.
+Press Ctrl-C to stop.
 """
     contexts = [hosted.spec.context if node.membership else hosted.context for hosted in node.models]
     served = "; ".join(
@@ -102,7 +102,7 @@ Ctrl-C to leave.
 Penstock works on the jobs of a workspace with {served}.
 
 {_memory(node)}{_workspace(node, command)}{network}
-Ctrl-C to leave.
+Press Ctrl-C to stop.
 """
     model, url = node.models[0].name, f"{node.url}/v1"
     header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
@@ -131,7 +131,7 @@ Or in another terminal:
 
 {command} chat --url {node.url}
 
-Ctrl-C to leave.
+Press Ctrl-C to stop.
 """
 
 

@@ -37,7 +37,7 @@ ASK_AGAIN = "Ask for a new one, on the machine that created the network: penstoc
 NOT_YET_VALID, EXPIRED = 9, 10  # X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 REFUSED = {
     JoinRefusal.INVALID: "The machine that created the network does not know this invitation.",
-    JoinRefusal.USED: "The invitation was used already: it is valid for one machine.",
+    JoinRefusal.USED: "The invitation has been used already; each is good for one machine.",
     JoinRefusal.EXPIRED: "The invitation has expired.",
     JoinRefusal.WITHDRAWN: "The invitation was withdrawn.",
     JoinRefusal.LOCKED: "The invitation was locked after too many attempts with a wrong secret.",

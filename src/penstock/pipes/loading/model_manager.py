@@ -348,7 +348,7 @@ class ModelManager:
         if max_memory is not None and smallest + (kv_memory or 0) > max_memory:
             raise NotEnoughMemory(
                 f"max_memory is {format_bytes(max_memory)}{here}, but the weights take {format_bytes(weights)}"
-                + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else ", and KV needs some too."),
+                + (f" and kv_memory {format_bytes(kv_memory)}." if kv_memory else ", and the KV cache needs some, too."),
                 hint=f"Set max_memory to at least {_rounded_up(smallest + (kv_memory or 0))}{here}, or choose a smaller model.",
             )
         if smallest > free:
