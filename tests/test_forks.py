@@ -41,7 +41,8 @@ def run(folder: Path, *args: str) -> tuple[int, str]:
     for name, text in {"conftest.py": STATE, "test_one.py": ONE, "test_two.py": TWO}.items():
         (folder / name).write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-p", "tests.forks", f"--rootdir={folder}", "-c", "/dev/null", *args, str(folder)]
-    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    # folders of its own, or it would warn of what it cannot remove among those of earlier runs
+    env = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_DEBUG_TEMPROOT": str(folder)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout + done.stderr
 
