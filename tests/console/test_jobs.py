@@ -60,6 +60,23 @@ def enter(visit: Visit, key: str) -> None:
     page.get_by_role("tab", name="Answers").wait_for()
 
 
+def test_a_key_that_is_entered_before_the_page_is_drawn_again_is_taken(visitors: Visitors, house: House) -> None:
+    with visitors.visit(house.server.url) as visit:
+        visit.allowed.append("401")
+        page = visit.open("jobs")
+        page.get_by_role("dialog").get_by_label("Key").wait_for()
+        page.evaluate(
+            """(key) => {
+              const field = document.querySelector("dialog input");
+              field.value = key;
+              field.dispatchEvent(new Event("input", { bubbles: true }));
+              document.querySelector("dialog button:not([disabled])")?.click();
+            }""",
+            OWNER,
+        )
+        page.get_by_role("tab", name="Answers").wait_for()
+
+
 def answering(house: House, key: str) -> threading.Thread:
     def run() -> None:
         headers = {"Authorization": f"Bearer {key}"}

@@ -107,20 +107,20 @@ function applyTheme(theme) {
 }
 
 function KeyDialog() {
-  const [key, setKey] = useState("");
   const enter = (event) => {
     event.preventDefault();
-    if (key.trim()) access.enter(key.trim());
+    const key = event.target.elements.key.value.trim(); // not a state: Enter may come before the page is drawn again
+    if (key) access.enter(key);
   };
   return html`<${Dialog} title="This server needs a key" firm>
     <form class="stack" onSubmit=${enter}>
       ${access.refusal && html`<${Notice} kind="bad">${access.refusal}<//>`}
       <label class="field">
         Key
-        <input type="password" autocomplete="off" value=${key} onInput=${(event) => setKey(event.target.value)} autofocus />
+        <input type="password" name="key" autocomplete="off" autofocus />
         <span class="hint">It stays in this tab and is forgotten when you close it.</span>
       </label>
-      <button class="button primary" disabled=${!key.trim()}>Continue</button>
+      <button class="button primary">Continue</button>
     </form>
   <//>`;
 }
