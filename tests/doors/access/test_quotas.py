@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -479,11 +480,24 @@ def test_a_server_without_keys_makes_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "keys").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_logged_once_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / ".usage").write_bytes(b"")
     log = UsageLog(tmp_path)
+    meeting, met = threading.Barrier(2), []
+
+    def storage() -> dict[str | None, KeyStorage]:
+        with suppress(threading.BrokenBarrierError):  # nobody else came
+            met.append(meeting.wait(0.2))
+        return {}
+
+    log.storage_by_owner = storage
     log.start()
     log.count("ada", requests=1)
-    log.write()
+    with ThreadPoolExecutor() as pool:  # as when a caller and the log's own thread write at once
+        pool.submit(log.write)
+        pool.submit(log.write)
     log.stop()
+    assert not met
     assert caplog.text.count("key usage cannot be written") == 1

@@ -31,7 +31,8 @@ class UsageLog:
     def __init__(self, keys: Path | None = None) -> None:
         self._keys = keys
         self._file: UsageFile | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # for the counts
+        self._writing = threading.Lock()  # for the file
         self._new: dict[tuple[str, str], list[int]] = {}  # by key and day: requests, tokens of prompts and of answers
         self._used: dict[str, KeyUse] = {}  # without the counts in `_new`
         self._written: ServerUsage | None = None
@@ -66,6 +67,10 @@ class UsageLog:
 
     def write(self) -> None:
         """Write what has changed. An error is logged, and the next call tries again."""
+        with self._writing:
+            self._write()
+
+    def _write(self) -> None:
         if self._keys is None or not self._keys.is_dir():
             return  # there are no keys
         try:
