@@ -211,7 +211,7 @@ def test_a_segment_without_free_memory_is_a_bad_choice_except_at_home() -> None:
     full = segment("b", "10:30", kv_free=0, seconds=0.001)
     found = pipe(segment("a", "0:10"), full, segment("c", "10:30")).path("a")
     assert taken(found) == "a0:10 c10:30"
-    assert why(found) == "It was chosen over a 0:10 → b 10:30 → a because b has no free KV memory."
+    assert why(found) == "It was chosen over a 0:10 → b 10:30 → a because all KV memory of b is leased."
     at_home = pipe(segment("a", "0:10"), full, segment("c", "10:30")).path("b")
     assert taken(at_home) == "a0:10 b10:30"
 

@@ -71,6 +71,10 @@ def _number(value: Any) -> float:
     return float(value)
 
 
+def _show_seconds(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else str(value)
+
+
 def _switch(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError
@@ -137,7 +141,7 @@ def _parse_pairs(text: str) -> dict[str, str]:
 
 TEXT = ValueKind("TEXT", "a text", _text, _text, str, toml_string)
 WHOLE = ValueKind("N", "a whole number", _whole, int, str, str)
-SECONDS = ValueKind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), str, str)
+SECONDS = ValueKind("SECONDS", "a number of seconds", _number, lambda text: _number(float(text)), _show_seconds, _show_seconds)
 SHARE = ValueKind("SHARE", "a share of 1", _number, lambda text: _number(float(text)), str, str)
 SWITCH = ValueKind("", "true or false", _switch, _parse_switch, lambda on: str(on).lower(), lambda on: str(on).lower())
 SIZE = ValueKind(

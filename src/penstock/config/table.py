@@ -311,7 +311,7 @@ SETTINGS = (
         "Fail a job after the server died this many times while running it alone.",
         "--workspace-deaths",
     ),
-    Setting("workspace.keep_responses", SECONDS, "How long stored responses are kept."),
+    Setting("workspace.keep_responses", SECONDS, "How long stored responses are kept; by default 30 days."),
     Setting(
         "scheduler.policy",
         kinds.one_of(*POLICY_NAMES),

@@ -297,7 +297,7 @@ class _Prices:
 
     def _troubles(self, trip: _Trip) -> list[str]:
         failed = [f"{stop.node} failed recently" for stop in trip.stops if stop.node in self._avoid]
-        full = [f"{stop.node} has no free KV memory" for stop in trip.stops if stop.full]
+        full = [f"all KV memory of {stop.node} is leased" for stop in trip.stops if stop.full]
         return list(dict.fromkeys([*failed, *full]))
 
 

@@ -138,8 +138,8 @@ def test_a_draining_server_and_old_jobs_are_shown_as_such() -> None:
         "mill · Penstock 1.0.0 · draining: running jobs finish, new ones are refused",
         "m on cpu, float32 · layers 0:10, 10:30 · KV 25.0 % of 2,000 tokens",
         "",
-        "job     model   state                    age   last update   prompt read   generated   priority",
-        "1_2_3   m       preempted          2 min 5 s     3.2 s ago       512/900        7/64          0",
-        "1_2_3   m       preempted, STALE   2 h 1 min    45.0 s ago       512/900        7/64          0",
-        "1_2_3   m       waiting            2 min 5 s             -       512/900        7/64          0",
+        "job     model   state                        age   last update   prompt read   generated   priority",
+        "1_2_3   m       waiting again          2 min 5 s     3.2 s ago       512/900        7/64          0",
+        "1_2_3   m       waiting again, STALE   2 h 1 min    45.0 s ago       512/900        7/64          0",
+        "1_2_3   m       waiting                2 min 5 s             -       512/900        7/64          0",
     ]

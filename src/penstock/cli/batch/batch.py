@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +31,7 @@ from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.cli.batch.backends import BatchBackend, BatchState, LocalBatchBackend, Offers
+    from penstock.cli.batch.input import Input
     from penstock.config.node import NodeConfig
 
 MODEL_SETTINGS = [BY_KEY[f"{MODELS}.{name}"] for name in ("device", "dtype", "quant", "max_memory", "kv_memory")]
@@ -84,6 +85,8 @@ def batch(
 
     The exit code is 0 if all lines are done, 1 if some failed, 2 if the batch is not ready (Ctrl-C leaves it to the server).
     """
+    from penstock.cli.batch.input import open_input
+
     for option, named in (("--resume", resume), ("--cancel", cancel)):
         if named is not None and named.startswith("-"):
             raise typer.BadParameter("Which batch? `penstock batch --list` shows their ids.", param_hint=option)
@@ -100,13 +103,14 @@ def batch(
     needs_own = [ALONE] * alone + [setting.flag for setting in MODEL_SETTINGS if _is_flag(settings, setting)]
     config = _node_config(settings, bool(needs_own))
     with ProgressBars() as bars:
-        backend, local = _choose_backend(settings, url, config, needs_own, create=file is not None)
+        with nullcontext() if file is None else open_input(file, endpoint, window) as batch_input:
+            backend, local = _choose_backend(settings, url, config, needs_own, create=file is not None)
+            batch_id = _create(backend, batch_input, new) if batch_input else resume
         if show_list:
             _list(backend, as_json)
         elif cancel is not None:
             _print_state(backend.cancel(cancel), as_json)
-        else:
-            batch_id = resume or _create(backend, str(file), endpoint, window, new)
+        elif batch_id is not None:
             state = _wait(config, backend, local, batch_id, bars)
             bars.clear()
             _deliver(backend, state, output, errors, as_json)
@@ -192,17 +196,15 @@ def _offers(config: NodeConfig) -> Offers | None:
 # ---- creating ----
 
 
-def _create(backend: BatchBackend, file: str, endpoint: str | None, window: str, new: bool) -> str:
+def _create(backend: BatchBackend, batch_input: Input, new: bool) -> str:
     from penstock.cli.batch.backends import find_same
-    from penstock.cli.batch.input import open_input
 
-    with open_input(file, endpoint, window) as batch_input:
-        before = None if new else find_same(backend, batch_input)
-        if before is not None:
-            note = f"{before.id} has the same input and is {before.status}. Use --new to create another."
-            print(note, file=sys.stderr, flush=True)
-            return before.id
-        batch_id = backend.create(batch_input)
+    before = None if new else find_same(backend, batch_input)
+    if before is not None:
+        note = f"{before.id} has the same input and is {before.status}. Use --new to create another."
+        print(note, file=sys.stderr, flush=True)
+        return before.id
+    batch_id = backend.create(batch_input)
     print(f"Created {batch_id}.", file=sys.stderr, flush=True)
     return batch_id
 

@@ -243,7 +243,7 @@ def _model() -> Iterator[Finding]:
     yield Finding(
         "Model",
         CheckResult.GOOD,
-        f"{DEFAULT_MODEL} will be downloaded on first use{download}; to do it now: penstock models pull",
+        f"{DEFAULT_MODEL} is not on this machine; its first use downloads it{download}, or now: penstock models pull",
     )
 
 

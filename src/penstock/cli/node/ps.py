@@ -10,7 +10,7 @@ from penstock.cli.options import JsonOption
 from penstock.cli.ui.columns import table
 from penstock.cli.ui.durations import age
 
-STATE_NAMES = {"waiting_preempt": "preempted"}  # its memory was taken, or its route broke
+STATE_NAMES = {"waiting_preempt": "waiting again"}  # its memory was taken, or its route broke
 HEADINGS = ["job", "model", "state", "age", "last update", "prompt read", "generated", "priority"]
 
 

@@ -108,13 +108,14 @@ Press Ctrl-C to stop.
     header = ' \\\n  -H "Authorization: Bearer $PENSTOCK_API_KEY"' if has_key else ""
     imports, key = ("import os\n", 'os.environ["PENSTOCK_API_KEY"]') if has_key else ("", '"none"')
     messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
+    ready = not any(hosted.engine.pipe.explain() for hosted in node.models)
     return f"""
 Penstock serves {served}.
 
   Base URL   {url}
   Console    {node.url}, for your browser
 {_memory(node)}{_tls(node)}{_keys(node, command)}{_workspace(node, command)}{network}
-Try it:
+{"Try it" if ready else "Try it when it is ready"}:
 
 curl {url}/chat/completions{header} \\
   -H "Content-Type: application/json" \\

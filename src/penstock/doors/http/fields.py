@@ -272,7 +272,8 @@ def _to_request_error(error: ValidationError, where: str = "") -> RequestError:
         return RequestError(f"{field} is missing.", field=field)
     if not field:
         return RequestError("The body is not a JSON object.")
-    return RequestError(f"{field} = {short(first['input'])} cannot be used.", field=field, hint=f"{first['msg']}.")
+    hint = first["msg"].replace("Input should", "It must", 1) + "."
+    return RequestError(f"{field} = {short(first['input'])} cannot be used.", field=field, hint=hint)
 
 
 def short(value: Any) -> str:

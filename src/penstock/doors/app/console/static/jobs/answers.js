@@ -6,7 +6,7 @@ import { html, useState } from "../vendor/preact-htm.js";
 import { disk } from "./disk.js";
 import { shortId } from "./graph.js";
 
-const WORDS = { waiting_preempt: "preempted", paused: "running" };
+const WORDS = { waiting_preempt: "waiting again", paused: "running" };
 const FILTERS = {
   all: () => true,
   active: (row) => row.open,
@@ -66,7 +66,7 @@ export function Progress({ row }) {
   return html`<progress class=${reading ? "reading" : ""} max="1" value=${share} aria-label=${reading ? "Of the prompt" : "Of the longest answer"}></progress>`;
 }
 
-const KINDS = { running: "good", reading: "good", done: "good", waiting: "", queued: "", preempted: "warn", cancelled: "", in_progress: "good", completed: "good" };
+const KINDS = { running: "good", reading: "good", done: "good", waiting: "", queued: "", "waiting again": "warn", cancelled: "", in_progress: "good", completed: "good" };
 
 export const StatePill = ({ state, stale = false }) =>
   html`<span class="pill"><span class="dot ${stale ? "warn" : (KINDS[state] ?? "bad")}"></span>${stale ? "stale" : state.replaceAll("_", " ")}</span>`;
