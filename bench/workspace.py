@@ -38,8 +38,8 @@ from tables import mark, markdown, percentile, seconds, spread
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.recovery import recover
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.scanner import Scanner
 

@@ -12,8 +12,8 @@ from threading import Thread
 from typing import Any
 
 from penstock.errors import ComputeFailed
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from tests import warm
 from tests.server import clean_environment
 

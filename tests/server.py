@@ -151,9 +151,9 @@ def server_thread(
     quickly. Two servers on one model would write into the same KV memory, so that is refused."""
     from penstock.cli.node.logs import KeyValue
     from penstock.doors.access.keys import Keys
-    from penstock.doors.access.usage import UsageLog
+    from penstock.doors.access.usage_log import UsageLog
     from penstock.doors.api_config import ApiConfig
-    from penstock.doors.app.jobs import ALL_JOBS
+    from penstock.doors.app.job_operations import ALL_JOBS
     from penstock.doors.app.listener import Listener, bind_port, start_listening
     from penstock.doors.app.server import OAIHttpServer
     from penstock.doors.connections.tls import ServerCertificate
@@ -161,7 +161,7 @@ def server_thread(
     from penstock.doors.generation.served_model import ServedModel
     from penstock.doors.jobs.backlog import Backlog
     from penstock.engine.hosted_model import host_standalone
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
     from tests.tokenizer_files import share_fork_server
 
     node = _node_config(args, config)

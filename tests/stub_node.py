@@ -22,10 +22,10 @@ from penstock.errors import ComputeFailed
 from penstock.workspace.batch.batches import open_batches
 from penstock.workspace.store.files import Place
 from penstock.workspace.store.job_id import order
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.request import read_job
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.node import HostedModelConfig, NodeConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import Keys
-from penstock.doors.access.usage import UsageLog
+from penstock.doors.access.usage_log import UsageLog
 from penstock.doors.api_config import ApiConfig
-from penstock.doors.app.jobs import ALL_JOBS
+from penstock.doors.app.job_operations import ALL_JOBS
 from penstock.doors.app.listener import Listener, bind_port, ignoring_signals, start_listening, wait_for_signal
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.connections.tls import ServerCertificate
@@ -33,7 +33,7 @@ from penstock.pipes.loading.model_manager import LoadedModel, ModelManager
 from penstock.pipes.pipe import Pipe
 from penstock.progress import Progress, silent
 from penstock.workspace.batch.batches import open_batches
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.pool import JobEnd
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from penstock.domain.route import RouteId
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.doors.api_config import ApiConfig
-from penstock.doors.app.jobs import ALL_JOBS
+from penstock.doors.app.job_operations import ALL_JOBS
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
@@ -40,7 +40,7 @@ from penstock.network.in_process import Hub, InProcessRouter
 from penstock.peers.membership import Membership
 from penstock.peers.report import report
 from penstock.pipes.loading.model_manager import LoadedModel
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from tests.engine.fakes import EOS, VOCAB, FakeEnds, FakeSegment, FakeStream
 from tests.network.nets import wait_for
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import Pool
 from tests.contract.snapshot import FOLDER, JOB_ID, check_json, shape_of

@@ -17,11 +17,11 @@ from penstock.workspace.batch.journal import JOURNAL, Entry, Journal, read_entri
 from penstock.workspace.batch.lines import Lines
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, PROMPT, REQUEST, RESULT, TOKENS, USAGE, Outcome, Place, proven_end
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest, read_job
 from penstock.workspace.store.responses import OWNER, ResponseRecord, Responses
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
 from penstock.workspace.store.uploads import RECORD, Uploads
+from penstock.workspace.store.workspace import Workspace
 from tests.fuzz.target import Target, TargetMaker, damaged, scratch_folder
 
 ID = "1736700000_12345_0"

@@ -19,8 +19,8 @@ from penstock.domain.job import Job
 from penstock.doors.access.keys import Keys
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest, parse_request
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests.server import ServerThread, load_small_model, server_thread
 

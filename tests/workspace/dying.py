@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.workspace import work
-from penstock.workspace.store import layout, outcomes
+from penstock.workspace.store import outcomes
+from penstock.workspace.store import workspace as layout
 from tests.workspace.crashing import SuicidalDisk
 from tests.workspace.scenarios import BY_NAME, Stage
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from penstock.errors import Cancelled, ComputeFailed, PenstockError
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.files import FINISHED, PARTIAL, SUSPECT, Place, has_file, read_file
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.request import WorkRequest, read_job
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.work import Submission, Work
 from tests.workspace.crashing import SteppingDisk
 from tests.workspace.ledger import Attempt, Broken, Ledger, look, seals

@@ -13,8 +13,8 @@ from typing import Any
 from penstock.workspace.flow import Flow, JobResult
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, ISOLATED_RUN, Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.tokens import read_tokens
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import JobEnd, Pool
 from tests.workspace.runners import FakeRunner, length_of, text_of

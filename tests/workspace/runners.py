@@ -13,8 +13,8 @@ from pathlib import Path
 
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import ComputeFailed, RequestError
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker import running_jobs as crew_module
 from penstock.workspace.worker.pool import Pool
 from penstock.workspace.worker.runner import Sink, TextWriter

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.workspace.store.files import Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.recovery import MAX_DEATHS
+from penstock.workspace.store.workspace import Workspace
 from tests.workspace.crashing import SteppingDisk, process
 from tests.workspace.ledger import Ledger
 from tests.workspace.lives import HOURS, TOKENS, Life

@@ -20,9 +20,9 @@ from penstock.workspace import work as work_module
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import ERROR, PROMPT, RESULT, USAGE, Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done
 from penstock.workspace.store.recovery import recover
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests.jobs import in_this_process
 from tests.workspace.queues import PATIENCE, Queue, prompts, until

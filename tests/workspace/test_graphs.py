@@ -17,12 +17,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.domain.updates import FinishReason, JobDone, JobFailed, JobUpdate, OutputFinished, Timings, TokensOut, Usage
 from penstock.errors import RequestError, UnknownJob
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.store import layout
+from penstock.workspace.store import workspace as layout
 from penstock.workspace.store.files import FINISHED, Outcome, Place
 from penstock.workspace.store.job_id import order
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.recovery import cancel_unowned, recover
 from penstock.workspace.store.request import WorkRequest
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.processor import Processor
 from penstock.workspace.worker.runner import Sink, TextWriter

@@ -14,8 +14,8 @@ import pytest
 from penstock.workspace.store import files
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests import warm
 

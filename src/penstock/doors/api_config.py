@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from penstock.config.node import LimitsConfig, ServerConfig
 from penstock.doors.access.keys import Keys
-from penstock.doors.access.usage import UsageLog
+from penstock.doors.access.usage_log import UsageLog
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 

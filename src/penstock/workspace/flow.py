@@ -32,11 +32,11 @@ from penstock.workspace.store.files import (
     read_record,
 )
 from penstock.workspace.store.job_id import is_job_id, order
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.tokens import count_saved_tokens
+from penstock.workspace.store.workspace import Workspace
 
 MIN_POLL_S, MAX_POLL_S = 0.01, 0.1  # the polling interval grows
 SERVER_CHECK_S = 1.0  # how often a wait checks that a server still works on the queue

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from penstock.errors import BadJob, EmptyPrompt, KeyTaken, NotFinished, RequestError, UnknownJob
 from penstock.workspace.store.files import FINISHED, MAX_PROMPT_BYTES, PROMPT, REQUEST, Place, key_file
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import check_placeholders
 from penstock.workspace.store.recovery import cancel_unowned
 from penstock.workspace.store.request import DEFAULT_PRIORITY, WorkRequest, read_job
 from penstock.workspace.store.root import wrap_os_errors
+from penstock.workspace.store.workspace import Workspace
 
 
 class Submission(NamedTuple):

@@ -19,8 +19,8 @@ import pytest
 from penstock.config.keys import KeyFolder
 from penstock.doors.access.keys import Keys
 from penstock.workspace.batch.batches import Batches, BatchStatus
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 from tests import warm
 from tests.jobs import cli
 from tests.server import clean_environment, free_port, running_server

@@ -15,10 +15,10 @@ import pytest
 
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import Disk
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done as done_outcome
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.tokens import SavedTokens, Transcript
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests import warm
 from tests.jobs import STOPPED, Run, claimed, cli, command, fail, finish, later, with_terminal_errors

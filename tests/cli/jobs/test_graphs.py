@@ -11,7 +11,7 @@ import pytest
 from penstock.cli.jobs.flow_tree import MAX_DRAWN_DEPTH, forest
 from penstock.errors import UnknownJob
 from penstock.workspace.flow import Flow
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests.jobs import Run, cli, fail, finish
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.ui.durations import age, parse_duration
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from tests.jobs import Run, cli, cold_command, with_terminal_errors
 from tests.server import clean_environment
 
@@ -282,7 +282,7 @@ def test_nothing_of_the_model_is_loaded(tmp_path: Path, args: list[str]) -> None
         check=True,
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "penstock.workspace.store.layout" in imported
+    assert "penstock.workspace.store.workspace" in imported
     assert {name.split(".")[0] for name in imported}.isdisjoint({"torch", "numpy", "rich", "tokenizers", "llguidance"})
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests.jobs import Run, cli
 

@@ -22,19 +22,19 @@ from penstock.config.key_usage import OPERATOR, KeyStorage, UsageCounts, read_us
 from penstock.config.keys import KeyFolder, KeyLimits, digest
 from penstock.config.node import LimitsConfig, ServerConfig, WorkspaceConfig
 from penstock.doors.access.keys import OWNER_ID_LENGTH, Keys
-from penstock.doors.access.usage import UsageLog
+from penstock.doors.access.usage_log import UsageLog
 from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.store.files import Place, footprint, sizes_in
 from penstock.workspace.store.job_id import FILE_PREFIX
 from penstock.workspace.store.kept_jobs import job_footprint
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.uploads import StoredFile, Uploads
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, jsonl
 from tests.lazy_module import LazyModule
@@ -286,7 +286,7 @@ def site(small_model: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = KeyFolder(home / "keys")
     folder.add("first")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.doors.access.usage.WRITE_INTERVAL_S", 0.05)
+        patch.setattr("penstock.doors.access.usage_log.WRITE_INTERVAL_S", 0.05)
         patch.setattr("penstock.doors.access.job_meter.MAX_RETRY_S", 1)
         flags = ("--workspace", str(home / "workspace"), "--key-disk", "1MB")
         with server_thread(small_model, *flags, keys=Keys(folder, OWNER_KEY), key=OWNER_KEY) as server:
@@ -430,7 +430,7 @@ def test_what_is_held_is_told_once_for_servers_that_share_a_workspace(tmp_path: 
 
 
 def test_yesterdays_use_is_not_todays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.doors.access.usage.today", lambda: "2020-01-01")
+    monkeypatch.setattr("penstock.doors.access.usage_log.today", lambda: "2020-01-01")
     log = UsageLog(tmp_path)
     log.start()
     log.count("ada", requests=3)

@@ -16,13 +16,13 @@ from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.config.node import WorkspaceConfig
 from penstock.doors.access.keys import Keys
 from penstock.doors.api_config import ApiConfig
-from penstock.doors.app.jobs import ALL_JOBS
+from penstock.doors.app.job_operations import ALL_JOBS
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread
 

@@ -20,11 +20,11 @@ from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.backlog import Backlog
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 
 OTHER = "org/other"

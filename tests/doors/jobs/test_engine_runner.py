@@ -22,16 +22,16 @@ from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.grammar import pool as grammar_pool
 from penstock.doors.jobs.engine_runner import EngineRunner
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 from penstock.engine.hosted_model import host_standalone
 from penstock.errors import KeyLimit, NotReady
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.flow import Flow, JobResult, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FOLDER, TOKENS, Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.request import WorkRequest
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.pool import Pool
 from tests.server import Api, server_thread

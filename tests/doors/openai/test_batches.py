@@ -19,12 +19,12 @@ from penstock.doors.api_config import ApiConfig
 from penstock.doors.app.server import OAIHttpServer
 from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.jobs.backlog import Backlog
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 from penstock.errors import KeyForbids
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.batch.batches import Batches
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 from tests.doors.openai.batch_kills import MODEL, OVER, chat_line, check_batch_under_kills, jsonl
 from tests.lazy_module import LazyModule
 from tests.server import Api, server_thread

@@ -20,7 +20,7 @@ from penstock.doors.generation.catalog import ModelCatalog
 from penstock.doors.generation.embedding import MAX_INPUTS
 from penstock.doors.generation.served_model import ServedModel
 from penstock.doors.jobs.engine_runner import EngineRunner
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 from penstock.engine.hosted_model import HostedModel
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.workspace.store.request import WorkRequest

@@ -10,8 +10,8 @@ import msgspec
 from penstock.domain.duration import DAY
 from penstock.doors.openai.responses import wire
 from penstock.doors.openai.responses.store import ResponseStore, item_id, response_id
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import Responses
+from penstock.workspace.store.workspace import Workspace
 from tests.doors.openai.begun_response import BEGUN
 
 MB = 1 << 20

@@ -15,11 +15,11 @@ from penstock.workspace.batch.batches import Batches, BatchView
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import Place
 from penstock.workspace.store.job_id import order
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.recovery import recover
 from penstock.workspace.store.request import read_job
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.runner import TextWriter
 from tests.workspace.ledger import Broken

@@ -23,7 +23,7 @@ from penstock.workspace.batch.lines import Lines
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import FINISHED, FOLDER, Place
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.pool import Pool
 from tests.workspace.batch.batch_worlds import FAILS, BatchRunner, Ledger, Server, batch_driver, check_whole, jsonl, line
 from tests.workspace.crashing import FailingDisk, KillingDisk, SteppingDisk, process, quick_folder

@@ -17,7 +17,7 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.workspace.store.disk import put_file
 from penstock.workspace.store.files import USAGE, Outcome, Place
-from penstock.workspace.store.layout import HeldJob, Workspace
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.work import Work
 from tests.workspace.crashing import FailingDisk, KillingDisk, SteppingDisk, open_descriptors, process, quick_folder
 from tests.workspace.dying import make_repeatable

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.errors import WorkspaceError
 from penstock.workspace.store.files import Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from tests.jobs import Run
 from tests.workspace.queues import Queue

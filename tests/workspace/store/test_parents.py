@@ -14,10 +14,10 @@ from penstock.errors import BadJob, KeyTaken, RequestError, UnknownJob
 from penstock.workspace.flow import Status
 from penstock.workspace.store.files import MAX_PROMPT_BYTES, PROMPT, REQUEST, RESULT, USAGE, Place
 from penstock.workspace.store.job_id import is_job_id, later_than, order
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done
 from penstock.workspace.store.parents import check_placeholders, fill_prompt, resolve_prompt
 from penstock.workspace.store.request import MAX_PARENTS, WorkRequest, parse_request
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.worker import pool as pool_module
 from penstock.workspace.worker.scanner import Scanner
 from tests.workspace.queues import Queue, until

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import BadJob, WorkspaceError
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
+from penstock.workspace.store.workspace import Workspace
 from tests.clock import Clock
 from tests.workspace.crashing import FailingDisk, KillingDisk, SteppingDisk, process
 

@@ -20,8 +20,8 @@ from penstock.workspace.batch.lines import MAX_DEPTH, Lines
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import PROMPT, Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker import batch_run as batch_drive
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor

@@ -119,7 +119,7 @@ def test_what_a_job_says_after_it_was_given_back_is_written_nowhere(queue: Queue
 DRAIN_SLOWLY = """
 import sys, time
 from pathlib import Path
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.pool import Pool
 from tests.workspace.worker.test_leaving import Deaf
 class Slow(Workspace):

@@ -18,8 +18,8 @@ import pytest
 from penstock.errors import EngineStopped, NotReady, WorkspaceError
 from penstock.workspace.flow import Flow, Status
 from penstock.workspace.store.files import PROMPT, SUSPECT, USAGE, Place
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.request import WorkRequest
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker import pool as pool_module
 from penstock.workspace.worker.pool import Pool
@@ -38,7 +38,7 @@ NOBODY = 65534
 DRAIN_AS_NOBODY = """
 import os, sys
 import platform, watchfiles
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker import pool
 from tests.workspace.runners import FakeRunner
 if os.getuid() == 0:

@@ -18,7 +18,7 @@ from penstock.errors import ComputeFailed
 from penstock.workspace.flow import Status
 from penstock.workspace.store.disk import Disk
 from penstock.workspace.store.files import RESULT, SUSPECT, TOKENS, USAGE, Place
-from penstock.workspace.store.layout import HeldJob, Workspace
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.worker import pool as pool_module
 from penstock.workspace.worker import scanner as scanner_module
 from penstock.workspace.worker.pool import Pool

@@ -15,7 +15,7 @@ from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.workspace.batch.batches import BatchView
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
 
 OVER = ("completed", "failed", "expired", "cancelled")
 INPUT_METADATA = "penstock_input"  # metadata field with the SHA-256 of the input, by which a batch is found again

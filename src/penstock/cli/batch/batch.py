@@ -148,7 +148,7 @@ def _choose_backend(
     """Return the backend; the second value is the same if it is local, else None. Only a new batch creates a folder."""
     from penstock.cli.batch.backends import LocalBatchBackend, RemoteBatchBackend
     from penstock.cli.chat.backend import find_server
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
 
     folder = BY_KEY["workspace.path"]
     named = _is_flag(settings, folder)

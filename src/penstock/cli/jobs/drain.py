@@ -72,7 +72,7 @@ def drain(
     log_old_variables()
 
     from penstock.workspace.flow import Flow, Status
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
 
     with wrap_os_errors(workspace):
         flow = Flow(Workspace(workspace))

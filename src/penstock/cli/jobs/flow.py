@@ -145,7 +145,7 @@ def flow(
         raise typer.BadParameter("It is empty.", param_hint="--tag")
 
     from penstock.workspace.flow import Flow
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
 
     workspace = workspace or default_folder()
     with wrap_os_errors(workspace):

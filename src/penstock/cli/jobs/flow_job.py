@@ -18,7 +18,7 @@ from penstock.workspace.store.root import wrap_os_errors
 
 if TYPE_CHECKING:
     from penstock.workspace.flow import Flow, JobResult
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
 
 OPEN = ("queued", "running")
 

@@ -171,8 +171,8 @@ def work(
     text = _prompt(workspace, prompt) if api_request is None else api_request.text
 
     from penstock.workspace.flow import Flow
-    from penstock.workspace.store.layout import Workspace
     from penstock.workspace.store.parents import check_placeholders
+    from penstock.workspace.store.workspace import Workspace
     from penstock.workspace.work import Work
 
     with wrong_usage("PROMPT"):

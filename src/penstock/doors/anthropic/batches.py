@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 from penstock.domain.duration import DAY, HOUR
 from penstock.doors.anthropic import wire
 from penstock.doors.anthropic.errors import error_type
-from penstock.doors.anthropic.job_endpoints import MESSAGES
+from penstock.doors.anthropic.job_operations import MESSAGES
 from penstock.doors.anthropic.paging import page_of, timestamp
 from penstock.doors.anthropic.requests import BatchItem, MessageBatchRequest
 from penstock.doors.dispatch.dispatcher import RequestDispatcher, caller_of
@@ -27,8 +27,8 @@ from penstock.workspace.batch.batches import Batches, BatchStatus, BatchView
 from penstock.workspace.batch.lines import METHOD, Lines
 from penstock.workspace.batch.results import EXPIRED
 from penstock.workspace.store.files import Place
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 
 PATH = "/v1/messages/batches"
 PREFIX = "msgbatch_"

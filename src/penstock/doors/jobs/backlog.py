@@ -7,12 +7,12 @@ from collections.abc import Callable
 from penstock.config.key_usage import KeyStorage
 from penstock.config.node import WorkspaceConfig
 from penstock.doors.api_config import ApiConfig
-from penstock.doors.jobs.endpoints import JobApi
 from penstock.doors.jobs.engine_runner import EngineRunner
+from penstock.doors.jobs.job_api import JobApi
 from penstock.workspace.batch.batches import BatchView
-from penstock.workspace.store.layout import Workspace
+from penstock.workspace.store.disk_usage import UNLIMITED, StorageLimits
 from penstock.workspace.store.responses import Responses
-from penstock.workspace.store.usage import UNLIMITED, StorageLimits
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import JobEnd, Pool
 

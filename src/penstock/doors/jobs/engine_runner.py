@@ -23,7 +23,7 @@ from penstock.doors.generation.turn import resolve_sampling
 from penstock.doors.grammar.remote import Aborted
 from penstock.doors.http.fields import parse, renamed_fields
 from penstock.doors.http.framing import encode
-from penstock.doors.jobs.endpoints import JobEndpoint
+from penstock.doors.jobs.job_api import JobEndpoint
 from penstock.doors.jobs.metering import Metering
 from penstock.engine.job_factory import JobHandle
 from penstock.errors import EngineStopped, KeyLimit, KeyRevoked, NotReady, RequestError, UnknownModel

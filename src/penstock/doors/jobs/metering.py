@@ -8,7 +8,7 @@ from penstock.domain.request import JobRequest
 from penstock.domain.updates import JobDone, JobFailed, JobUpdate, TokensOut
 from penstock.doors.access.job_meter import JobMeter, JobTicket
 from penstock.doors.access.meter import UsedTokens
-from penstock.doors.access.usage import UsageLog
+from penstock.doors.access.usage_log import UsageLog
 from penstock.workspace.worker.runner import PartUpdate, Sink
 
 

@@ -25,12 +25,12 @@ from penstock.errors import RequestError, UnknownBatch
 from penstock.workspace.batch.journal import read_entries
 from penstock.workspace.batch.lines import Lines, Mistake
 from penstock.workspace.store.disk import touch
+from penstock.workspace.store.disk_usage import BATCH_END, BATCH_REQUEST, StoredItem
 from penstock.workspace.store.files import Place, footprint, has_file, is_number, not_none, read_record
 from penstock.workspace.store.job_id import BATCH_PREFIX, is_job_id, order
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.root import wrap_os_errors
 from penstock.workspace.store.uploads import StoredFile, Uploads
-from penstock.workspace.store.usage import BATCH_END, BATCH_REQUEST, StoredItem
+from penstock.workspace.store.workspace import Workspace
 
 INPUT_FILE, REQUEST_FILE, CANCEL_FILE, END_FILE = "input.jsonl", BATCH_REQUEST, "cancel", BATCH_END
 MAX_WINDOW_S = 30 * DAY

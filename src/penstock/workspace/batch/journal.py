@@ -14,8 +14,8 @@ from io import BytesIO
 from typing import Any, BinaryIO, NamedTuple
 
 from penstock.workspace.store.disk import Disk, grow_file, put_file
+from penstock.workspace.store.disk_usage import BATCH_JOURNAL
 from penstock.workspace.store.files import open_file
-from penstock.workspace.store.usage import BATCH_JOURNAL
 
 JOURNAL, REWRITTEN = BATCH_JOURNAL, "results.new"
 CHECKSUM_DIGITS = 8  # hexadecimal

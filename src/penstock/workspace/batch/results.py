@@ -16,8 +16,8 @@ from penstock.workspace.batch.batches import BatchRequest, BatchStatus, Counts
 from penstock.workspace.batch.journal import JOURNAL, Entry, read_entry
 from penstock.workspace.store.files import open_file
 from penstock.workspace.store.job_id import BATCH_PREFIX
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import HeldJob, Workspace
 
 Fact = Mapping[str, Any]
 Refusal = Callable[[Mapping[str, str]], tuple[int, Mapping[str, Any]]]

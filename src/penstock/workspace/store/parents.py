@@ -25,7 +25,7 @@ from penstock.workspace.store.job_id import order
 from penstock.workspace.store.request import NAME_PATTERN, WorkRequest
 
 if TYPE_CHECKING:
-    from penstock.workspace.store.layout import Workspace
+    from penstock.workspace.store.workspace import Workspace
 
 MAX_REASON_CHARS = 600  # of a parent's error, in the error of its child
 MAX_NAMES_SHOWN = 10

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from penstock.errors import UnknownJob, WorkspaceError
 from penstock.workspace.store.disk import Disk
+from penstock.workspace.store.disk_usage import DiskUsage
 from penstock.workspace.store.files import (
     FOLDER,
     ISOLATED_RUN,
@@ -27,7 +28,6 @@ from penstock.workspace.store.files import (
 )
 from penstock.workspace.store.job_id import checked, is_job_id
 from penstock.workspace.store.root import open_places
-from penstock.workspace.store.usage import DiskUsage
 
 LOCK_TIMEOUT_S = 30.0  # for a lock that another client holds
 

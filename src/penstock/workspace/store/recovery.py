@@ -6,8 +6,8 @@ import logging
 
 from penstock.errors import Cancelled, DiedTooOften
 from penstock.workspace.store.files import Place
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import failed
+from penstock.workspace.store.workspace import HeldJob, Workspace
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.workspace.store.disk_usage import RESPONSE_OWNER, StoredItem
 from penstock.workspace.store.files import MAX_RESULT_BYTES, Place, footprint, read_file
 from penstock.workspace.store.job_id import order
-from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.usage import RESPONSE_OWNER, StoredItem
+from penstock.workspace.store.workspace import Workspace
 
 OWNER, ITEMS, RESPONSE = RESPONSE_OWNER, "items.json", "response.json"
 

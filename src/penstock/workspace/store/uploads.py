@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import UnknownFile
+from penstock.workspace.store.disk_usage import UPLOAD_RECORD, StoredItem
 from penstock.workspace.store.files import Place, footprint, is_number, not_none, open_file, read_record
 from penstock.workspace.store.job_id import FILE_PREFIX, order
-from penstock.workspace.store.layout import Workspace
-from penstock.workspace.store.usage import UPLOAD_RECORD, StoredItem
+from penstock.workspace.store.workspace import Workspace
 
 CONTENT, RECORD = "content", UPLOAD_RECORD
 CHUNK_BYTES = 1 << 20

@@ -10,9 +10,9 @@ from typing import Any
 
 from penstock.errors import StorageLimit
 from penstock.workspace.batch.journal import entry_bytes
+from penstock.workspace.store.disk_usage import DiskUsage
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import WorkRequest
-from penstock.workspace.store.usage import DiskUsage
 
 COPIES = 2  # of the answer to a line: in the job or an output file, and in the journal
 OUTPUT_LINE_BYTES = 256  # at most this much longer in an output file than in the journal

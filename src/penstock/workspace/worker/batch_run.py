@@ -33,9 +33,9 @@ from penstock.workspace.batch.results import CANCELLED, EXPIRED, REVOKED, Cancel
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.disk import put_file
 from penstock.workspace.store.files import FINISHED, Place, key_file, open_file
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import MIN_PRIORITY, WorkRequest
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.work import Work
 from penstock.workspace.worker.answer_room import OUTPUT_LINE_BYTES, answer_bytes, fit_into_room
 from penstock.workspace.worker.line_jobs import LineJob, job_bytes, outcome_of, request_of

@@ -19,8 +19,8 @@ from penstock.workspace.batch.batches import end_of, read_batch_request
 from penstock.workspace.batch.results import Refusal
 from penstock.workspace.store.files import Place
 from penstock.workspace.store.job_id import order
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.uploads import Uploads
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.batch_run import Accepts, BatchRun, IsWanted, Vet
 from penstock.workspace.worker.pool import DISK_WIDE_ERRNOS
 

@@ -10,9 +10,9 @@ from penstock.errors import BadJob, Cancelled, EngineError, RequestError, Unknow
 from penstock.workspace.batch.results import Cancellation
 from penstock.workspace.flow import Flow
 from penstock.workspace.store.files import footprint
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.outcomes import error_record
 from penstock.workspace.store.request import WorkRequest, read_request
+from penstock.workspace.store.workspace import Workspace
 
 REQUEST_BYTES = 1 << 12  # of request.json and the like
 

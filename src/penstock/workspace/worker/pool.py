@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from penstock.errors import EngineError, WorkspaceError
 from penstock.workspace.store.files import FINISHED, Outcome, Place
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.recovery import MAX_DEATHS, cancel_unowned, recover
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.worker.processor import TRANSIENT_ERRNOS, Processor, Requeue
 from penstock.workspace.worker.runner import Runner
 from penstock.workspace.worker.running_jobs import RETRY_DELAY_S, JobFinished, JobRemoved, RunningJobs, WriteFailed

@@ -27,11 +27,11 @@ from penstock.errors import (
     StorageLimit,
 )
 from penstock.workspace.store.files import Outcome, Place
-from penstock.workspace.store.layout import HeldJob, Workspace
 from penstock.workspace.store.outcomes import done, failed
 from penstock.workspace.store.parents import resolve_prompt
 from penstock.workspace.store.request import read_job
 from penstock.workspace.store.tokens import SavedTokens, Transcript, read_tokens
+from penstock.workspace.store.workspace import HeldJob, Workspace
 from penstock.workspace.worker.answer_room import AnswerRoom
 from penstock.workspace.worker.runner import PartUpdate, Runner, Task
 

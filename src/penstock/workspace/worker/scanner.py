@@ -21,9 +21,9 @@ from pathlib import Path
 from penstock.errors import WorkspaceError
 from penstock.workspace.store.files import FINISHED, SUSPECT, Place, has_file
 from penstock.workspace.store.job_id import is_job_id, order
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.parents import open_parents
 from penstock.workspace.store.request import WorkRequest, read_request
+from penstock.workspace.store.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 

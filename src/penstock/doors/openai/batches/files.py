@@ -23,9 +23,9 @@ from penstock.doors.openai.batches import wire
 from penstock.doors.openai.batches.requests import FileFields
 from penstock.errors import RequestError, RequestTimeout, StorageLimit, UnknownFile
 from penstock.units import format_bytes
+from penstock.workspace.store.disk_usage import DiskUsage, Reservation
 from penstock.workspace.store.job_id import FILE_PREFIX
 from penstock.workspace.store.uploads import CHUNK_BYTES, Uploads
-from penstock.workspace.store.usage import DiskUsage, Reservation
 
 UPLOAD_TIMEOUT_S = 600.0  # for a whole upload
 MAX_FIELDS, MAX_FIELD_BYTES = 16, 1 << 16  # besides the file

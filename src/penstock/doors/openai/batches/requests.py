@@ -8,7 +8,7 @@ from pydantic import Field
 
 from penstock.domain.duration import DAY, HOUR, PATTERN
 from penstock.doors.http.fields import Fields
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 from penstock.doors.openai.requests import check_metadata
 from penstock.errors import RequestError
 from penstock.workspace.batch.batches import parse_window

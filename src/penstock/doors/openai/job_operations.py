@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.doors.generation.exchange import Context, Exchange
-from penstock.doors.jobs.endpoints import JobApi, JobEndpoint
+from penstock.doors.jobs.job_api import JobApi, JobEndpoint
 from penstock.doors.openai import chat, completions, embeddings
 from penstock.doors.openai.errors import recorded_error
 from penstock.doors.openai.job_requests import CHAT, COMPLETIONS, EMBEDDINGS, JOB_REQUESTS, RESPONSES

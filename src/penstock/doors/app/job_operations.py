@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.doors.anthropic.job_endpoints import ANTHROPIC_JOBS
-from penstock.doors.jobs.endpoints import JobApi
-from penstock.doors.openai.job_endpoints import OPENAI_JOBS
+from penstock.doors.anthropic.job_operations import ANTHROPIC_JOBS
+from penstock.doors.jobs.job_api import JobApi
+from penstock.doors.openai.job_operations import OPENAI_JOBS
 
 ALL_JOBS = JobApi(endpoints={**OPENAI_JOBS.endpoints, **ANTHROPIC_JOBS}, refusal=OPENAI_JOBS.refusal)

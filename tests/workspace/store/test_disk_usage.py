@@ -20,12 +20,12 @@ from penstock.domain.updates import TokensOut
 from penstock.errors import KeyLimit, StorageLimit
 from penstock.workspace.batch.batches import Batches
 from penstock.workspace.flow import Flow
-from penstock.workspace.store import usage as usage_module
+from penstock.workspace.store import disk_usage as usage_module
+from penstock.workspace.store.disk_usage import StorageLimits, Stored
 from penstock.workspace.store.files import BLOCK_BYTES, Place, footprint
-from penstock.workspace.store.layout import Workspace
 from penstock.workspace.store.responses import ResponseRecord, Responses
 from penstock.workspace.store.uploads import Uploads
-from penstock.workspace.store.usage import StorageLimits, Stored
+from penstock.workspace.store.workspace import Workspace
 from penstock.workspace.worker.batch_supervisor import BatchSupervisor
 from penstock.workspace.worker.pool import Pool
 from tests.workspace.batch.batch_worlds import DAY, ENDPOINT, BatchRunner, Ledger, Server, jsonl, line, refusal
