@@ -20,7 +20,7 @@ GENERATES = "() => Number(document.querySelector('.figures dd').textContent) > 0
 
 @pytest.fixture(scope="module")
 def nodes(default_model_folder: Path) -> Iterator[Cluster]:
-    with cluster(NODES) as nodes:
+    with cluster(NODES, dtype="bfloat16") as nodes:
         yield nodes
 
 
@@ -42,7 +42,7 @@ def test_machines_layers_and_links_are_drawn(visitors: Visitors, nodes: Cluster,
         assert not visit.too_wide()
         page.get_by_role("button", name="laptop: layers 12–21. Details").press("Enter")
         dialog = page.get_by_role("dialog", name="laptop")
-        dialog.get_by_text("cpu, float32").wait_for()
+        dialog.get_by_text("cpu, bfloat16").wait_for()
         page.keyboard.press("Escape")
         page.get_by_role("button", name="Add a machine").click()
         page.get_by_role("dialog").get_by_text("penstock network invite laptop").wait_for()

@@ -35,7 +35,7 @@ prefill_chunk_size = {chunk}
 id = "{model}"
 layers = "{layers}"
 load_ends = {ends}
-dtype = "float32"
+dtype = "{dtype}"
 kv_memory = "{kv_memory}"
 
 [scheduler]
@@ -67,6 +67,7 @@ class Common:
     """What all nodes of a cluster have in common."""
 
     model: str = MODEL
+    dtype: str = "float32"  # the same tokens however the nodes work together
     chunk: int = 64
     lease_ms: int = 1000
     recovery_timeout: float = 90.0

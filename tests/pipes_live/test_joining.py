@@ -61,7 +61,7 @@ class Machine:
         self.penstock("network", "join", "-", "--listen", self._listen, stdin=token)
 
     def serve(self, *args: str) -> Server:
-        return self._stack.enter_context(running_server("--dtype", "float32", *args, ready=False, **self.env))
+        return self._stack.enter_context(running_server("--dtype", "bfloat16", *args, ready=False, **self.env))
 
     def fetched(self) -> set[int]:
         """Layers that lie in its own cache."""
@@ -103,7 +103,7 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
     a, laptop, cellar = machine("a", own_cache=False), machine("laptop"), machine("cellar")
     a.create("home")
     cellar.join(a.penstock("network", "invite", "cellar", "--offline"))  # nothing runs there yet
-    first = a.serve("--max-memory", "480MB")
+    first = a.serve("--max-memory", "280MB")
     token = a.penstock("network", "invite", "laptop")
     assert len(token.split()) == 1
     laptop.join(token)
@@ -141,7 +141,8 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
     assert names(second) == ["laptop"]
     second.leave()
     assert "Traceback" not in second.log()
-    with running_server(ready=False, **laptop.env) as back:  # it knows everything that it knew, and is not let in
+    offline = {"PIP_INDEX_URL": "http://127.0.0.1:9"}  # or it would download what it cannot fetch from others
+    with running_server(ready=False, **laptop.env, **offline) as back:  # it knows everything that it knew, and is not let in
         assert names(back) == ["laptop"]
         assert names(first) == ["a", "cellar"]
 
@@ -172,7 +173,7 @@ def test_a_node_may_keep_the_first_and_last_layers_and_another_have_only_the_end
     a.create("home")
     for other in (b, c):
         other.join(a.penstock("network", "invite", other.name, "--offline"))
-    private = a.serve("--private-layers", "2,2", "--max-memory", "560MB")
+    private = a.serve("--private-layers", "2,2", "--max-memory", "320MB")
     layers = b.serve("--no-ends")
     until_ready(private)
     assert "Paris" in streamed(private)

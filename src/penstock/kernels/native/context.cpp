@@ -56,7 +56,9 @@ bool has_avx2() {
     return fma && half && avx2 && (cpu().saved & 0x6) == 0x6;
 }
 
+#ifdef PS_WITH_AVX_VNNI
 bool has_avx_vnni() { return has_avx2() && (cpu().leaf7_1_a >> 4 & 1); }
+#endif
 
 bool has_avx512bw() {
     const uint32_t wanted = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
