@@ -163,7 +163,7 @@ def find_model(name: str, *, bf16: bool) -> Model:
 
     from penstock.model.files.cache import cache_dir
     from penstock.model.sources import resolve
-    from penstock.model.sources.catalogue import find
+    from penstock.model.sources.known_models import find
 
     published = resolve(name)
     known = find(name)
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round of few, short cases, to see that everything works")
     parser.add_argument("--rivals", action="store_true", help=f"also llama.cpp and vLLM, installed into {SCRATCH} the first time")
     parser.add_argument("--systems", help=f"of {','.join(SYSTEMS)}")
-    parser.add_argument("--model", help="a name of the catalogue, or a .gguf file, such as those of bench/random_gguf.py")
+    parser.add_argument("--model", help="the name of a known model, or a .gguf file, such as those of bench/random_gguf.py")
     parser.add_argument("--cases", help=f"of {','.join(case.name for case in CASES)}")
     parser.add_argument("--tokens", type=int, help="new tokens of an answer at most (default 128)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file too")

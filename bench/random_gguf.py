@@ -17,7 +17,7 @@ import numpy as np
 from engine import SHAPES
 from penstock.model.files.cache import cache_dir
 from penstock.model.sources import resolve
-from penstock.model.sources.catalogue import DEFAULT_MODEL, find
+from penstock.model.sources.known_models import DEFAULT_MODEL, find
 
 SPREAD = 0.02  # standard deviation of the weights
 UNUSED = int(gguf.TokenType.UNUSED)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import options
 from penstock.cli.chat.answer import follow
 from penstock.cli.exits import exit_codes
 from penstock.cli.machine import hardware as machine
@@ -105,12 +104,6 @@ def test_what_nobody_expected_is_short_and_says_how_to_see_more(
     monkeypatch.setenv("PENSTOCK_DEBUG", "1")
     with pytest.raises(ZeroDivisionError), exit_codes():
         raise ZeroDivisionError
-
-
-def test_the_default_model_is_the_catalogues() -> None:
-    from penstock.model.sources import DEFAULT_MODEL
-
-    assert options.DEFAULT_MODEL == DEFAULT_MODEL
 
 
 # ---- progress without a terminal ----

@@ -31,12 +31,6 @@ def test_a_node_needs_no_configuration() -> None:
     assert node.node_id == host_name()
 
 
-def test_the_default_model_is_that_of_the_catalogue() -> None:
-    from penstock.model.sources import catalogue
-
-    assert catalogue.DEFAULT_MODEL == DEFAULT_MODEL
-
-
 @pytest.mark.parametrize(
     "kind, field, value, message",
     [

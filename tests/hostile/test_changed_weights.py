@@ -22,7 +22,7 @@ from penstock.engine.hosted_model import HostedModel, host
 from penstock.engine.routing.config import RoutingConfig
 from penstock.errors import ModelError, UntrustedWeights
 from penstock.model.architecture.spec import fingerprint, read_spec
-from penstock.model.sources.catalogue import CATALOGUE
+from penstock.model.sources.known_models import KNOWN_MODELS
 from penstock.network.trust.certificates import create_authority
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, sign
 from penstock.network.zenoh.router import ZenohRouter
@@ -181,11 +181,11 @@ def test_weights_that_a_user_accepted_once_are_neither_signed_nor_used_without_t
 
 
 def test_the_pinned_model_is_pinned_whatever_members_offer_and_users_accept(net: Net, caplog: pytest.LogCaptureFixture) -> None:
-    name = CATALOGUE[0].name
+    name = KNOWN_MODELS[0].name
     net.member("mallory", net.changed(), model=name)
     with pytest.raises(ModelError, match="not on this machine"):
         net.newcomer(model=name, accept_weights=("any",))
-    assert f"none has the trusted weights {CATALOGUE[0].manifest}" in caplog.text
+    assert f"none has the trusted weights {KNOWN_MODELS[0].manifest}" in caplog.text
     assert not [*net.folder.glob("cache/peers/*")]
 
 
@@ -193,7 +193,7 @@ def test_a_node_without_a_model_does_not_join_in_with_one_that_nobody_vouches_fo
     net: Net, caplog: pytest.LogCaptureFixture
 ) -> None:
     net.member("mallory", net.changed())
-    assert net.adopted() == CATALOGUE[0].name
+    assert net.adopted() == KNOWN_MODELS[0].name
     assert f"does not run {MODEL}" in caplog.text
 
 

@@ -28,7 +28,7 @@ import torch
 from safetensors import safe_open
 
 from penstock.model.sources import DEFAULT_MODEL, cache_dir, resolve
-from penstock.model.sources.catalogue import find
+from penstock.model.sources.known_models import find
 from penstock.model.text.tokenizer import Tokenizer
 
 NEW_TOKENS = 32

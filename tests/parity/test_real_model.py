@@ -30,7 +30,7 @@ from penstock.model.batch import BatchPiece
 from penstock.model.ends import EndModel
 from penstock.model.files.weight_files import WeightFiles
 from penstock.model.segment import LlmModel
-from penstock.model.sources.catalogue import find
+from penstock.model.sources.known_models import find
 from penstock.model.text.tokenizer import Tokenizer
 
 NEAR_TIE = 1e-3

@@ -13,7 +13,7 @@ from penstock.config.home import Home
 from penstock.config.network import NetworkConfig
 from penstock.errors import ConfigError, UntrustedWeights
 from penstock.model.architecture.spec import read_spec
-from penstock.model.sources.catalogue import CATALOGUE
+from penstock.model.sources.known_models import KNOWN_MODELS
 from penstock.network.joining import authority
 from penstock.network.trust.certificates import create_authority
 from penstock.network.trust.trusted_models import NO_TRUSTED_MODELS, sign
@@ -49,18 +49,18 @@ def opened(config: NetworkConfig) -> WeightsTrust:
     return trust
 
 
-def test_the_pinned_hash_of_a_catalogue_model_is_that_of_the_real_one(default_model_folder: Path) -> None:
-    assert [model.manifest for model in CATALOGUE] == [manifest_of(default_model_folder, read_spec(default_model_folder)).hash]
+def test_the_pinned_hash_of_a_known_model_is_that_of_the_real_one(default_model_folder: Path) -> None:
+    assert [model.manifest for model in KNOWN_MODELS] == [manifest_of(default_model_folder, read_spec(default_model_folder)).hash]
 
 
 @given(liars=st.integers(0, 50), accepts=st.sampled_from([(), ("any",), (B,)]))
-def test_of_a_catalogue_model_nothing_but_the_pinned_weights_is_taken_however_many_offer_others(
+def test_of_a_known_model_nothing_but_the_pinned_weights_is_taken_however_many_offer_others(
     liars: int, accepts: tuple[str, ...]
 ) -> None:
     trust = opened(replace(OPEN, accept_weights=accepts))
     offered = {B: [f"liar{number}" for number in range(liars)]} if liars else {}
     for name in ("smollm2-135m", "smollm2", "SmolLM2-135M"):
-        assert trust.choose(name, offered) == CATALOGUE[0].manifest
+        assert trust.choose(name, offered) == KNOWN_MODELS[0].manifest
         assert not trust.accepts(name, B)
 
 
@@ -109,7 +109,7 @@ def test_the_authority_signs_its_own_files_once_and_other_nodes_follow(
     assert here.expected("m") == A, "its own files may have been changed by mistake"
     assert caplog.text.count("penstock network trust m") == 1
     here.vouch("smollm2-135m", B)
-    assert here.expected("smollm2-135m") == CATALOGUE[0].manifest
+    assert here.expected("smollm2-135m") == KNOWN_MODELS[0].manifest
     there.vouch("n", A)
     assert there.expected("n") == "", "only the machine that created the network signs"
 

@@ -16,7 +16,7 @@ from penstock.config.network import NAME, NetworkConfig
 from penstock.domain.topology import NOTHING_PRIVATE, LayerRange, PrivateLayers, covering
 from penstock.errors import ConfigError
 
-# Here because importing the catalogue would cost every `--help` 50 ms.
+# Here because importing the known models would cost every `--help` 50 ms.
 DEFAULT_MODEL = "smollm2-135m"
 
 DTYPES = ("auto", "bfloat16", "float32")

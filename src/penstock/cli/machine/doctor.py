@@ -233,7 +233,7 @@ def _disk() -> Iterator[Finding]:
 
 def _model() -> Iterator[Finding]:
     from penstock.model.sources import installed
-    from penstock.model.sources.catalogue import find
+    from penstock.model.sources.known_models import find
 
     if any(entry.name == DEFAULT_MODEL for entry in installed()):
         yield Finding("Model", CheckResult.GOOD, f"{DEFAULT_MODEL} is ready")

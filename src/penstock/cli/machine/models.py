@@ -162,7 +162,7 @@ def _entry(model: object, here: bool) -> dict[str, object]:
 def _folder_of(model: str) -> Path:
     """Find the folder of a model without fetching it."""
     from penstock.model.sources import installed, resolve
-    from penstock.model.sources.catalogue import find
+    from penstock.model.sources.known_models import find
 
     known = find(model)
     name = known.name if known else model

@@ -99,7 +99,7 @@ def trust(
     model fetch exactly that. Models that this machine serves from its own files are signed by themselves, once; models that
     Penstock knows by name need no signature.
     """
-    from penstock.model.sources.catalogue import find
+    from penstock.model.sources.known_models import find
     from penstock.network.joining import authority
 
     home = this_home()

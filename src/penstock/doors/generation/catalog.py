@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-from penstock.model.sources import catalogue
+from penstock.model.sources import known_models
 
 LATEST = ":latest"  # the tag that Ollama's clients add to every name
 
@@ -37,10 +37,10 @@ class ModelCatalog(Generic[Model]):
             target = self.aliases.get(candidate) or self._folded_aliases.get(candidate.casefold())
             if target is not None:
                 return target
-        known = catalogue.find(plain)
+        known = known_models.find(plain)
         if known is None:
             return plain
-        return next((own for own in self.models if catalogue.find(own) is known), known.name)
+        return next((own for own in self.models if known_models.find(own) is known), known.name)
 
     def names(self) -> list[tuple[str, Model]]:
         """All names to list, the models' own first."""

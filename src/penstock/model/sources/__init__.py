@@ -17,10 +17,10 @@ from penstock.domain.sampling import SamplingParams
 from penstock.domain.topology import LayerRange
 from penstock.errors import InvalidSampling, UnknownModel
 from penstock.model.files.cache import ORIGIN, cache_dir, is_complete, size_on_disk
-from penstock.model.sources import catalogue, hub
-from penstock.model.sources.catalogue import DEFAULT_MODEL
+from penstock.model.sources import hub, known_models
 from penstock.model.sources.folder import check_folder
-from penstock.model.sources.local_gguf import catalogue_folder, prepare_catalogued, prepare_gguf, source_of
+from penstock.model.sources.known_models import DEFAULT_MODEL
+from penstock.model.sources.local_gguf import known_model_folder, prepare_gguf, prepare_known_model, source_of
 from penstock.progress import Progress, silent
 
 __all__ = [
@@ -41,7 +41,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model of the catalogue; `folder` is None and `size` 0 until it has been fetched."""
+    """A known model; `folder` is None and `size` 0 until it has been fetched."""
 
     name: str
     source: str
@@ -64,11 +64,11 @@ class InstalledModel:
 def resolve(model: str, *, layers: LayerRange | None = None, ends: bool = True, progress: Progress = silent) -> Path:
     """Return the folder of a model; fetch and convert it first if needed.
 
-    model: a name of the catalogue, a folder, a `.gguf` file, or `org/name[@revision]` on the Hugging Face hub.
+    model: the name of a known model, a folder, a `.gguf` file, or `org/name[@revision]` on the Hugging Face hub.
     layers, ends: fetch only the shards of a hub model with these layers (None for all) and, with `ends`, with the rest.
     """
-    if known_model := catalogue.find(model):
-        return prepare_catalogued(known_model, progress=progress)
+    if known_model := known_models.find(model):
+        return prepare_known_model(known_model, progress=progress)
     path = Path(os.path.expanduser(model)).absolute()  # unlike pathlib, os.path raises for no string
     if model and os.path.isdir(path):
         return check_folder(path)
@@ -83,8 +83,8 @@ def resolve(model: str, *, layers: LayerRange | None = None, ends: bool = True, 
 
 def local(model: str, *, progress: Progress = silent) -> Path | None:
     """Return what `resolve` would, or None if the model would have to be fetched. A `.gguf` file may be converted."""
-    if known_model := catalogue.find(model):
-        folder = catalogue_folder(known_model)
+    if known_model := known_models.find(model):
+        folder = known_model_folder(known_model)
         return folder if is_complete(folder) else None
     path = os.path.abspath(os.path.expanduser(model))
     if model and os.path.exists(path):
@@ -93,9 +93,9 @@ def local(model: str, *, progress: Progress = silent) -> Path | None:
 
 
 def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
-    """Return sampling defaults of a model: from the catalogue, else from its `generation_config.json`, else none. Invalid ones
-    are ignored: they must not break every request."""
-    if known_model := catalogue.find(model):
+    """Return sampling defaults of a model: for a known one those given there, else those of its `generation_config.json`, else
+    none. Invalid ones are ignored: they must not break every request."""
+    if known_model := known_models.find(model):
         return dict(known_model.sampling)
     try:
         found = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
@@ -112,10 +112,10 @@ def recommended_sampling(model: str, folder: Path) -> dict[str, float]:
 
 
 def known() -> list[KnownModel]:
-    """List the catalogue, and which of it is on this machine."""
+    """List the known models, and which of them are on this machine."""
     models = []
-    for model in catalogue.CATALOGUE:
-        folder = catalogue_folder(model)
+    for model in known_models.KNOWN_MODELS:
+        folder = known_model_folder(model)
         here = is_complete(folder)
         models.append(
             KnownModel(model.name, source_of(model), model.licence, folder if here else None, size_on_disk(folder) if here else 0)
@@ -126,9 +126,9 @@ def known() -> list[KnownModel]:
 def installed() -> list[InstalledModel]:
     """List everything that `resolve` finds offline: converted models and snapshots of the hub.
 
-    Catalogue models that an older version has converted are no longer used, and are left out.
+    Known models that an older version has converted are no longer used, and are left out.
     """
-    current = {source_of(model): catalogue_folder(model) for model in catalogue.CATALOGUE}
+    current = {source_of(model): known_model_folder(model) for model in known_models.KNOWN_MODELS}
     models = []
     for folder in sorted((cache_dir() / "models").glob("[!.]*")):
         if is_complete(folder):
@@ -168,12 +168,12 @@ def _has_all_shards(folder: Path) -> bool:
 
 
 def _unknown(model: str) -> UnknownModel:
-    names = [name for entry in catalogue.CATALOGUE for name in (entry.name, *entry.aliases)]
+    names = [name for entry in known_models.KNOWN_MODELS for name in (entry.name, *entry.aliases)]
     if re.search(r"[/\\]|\.gguf$", model):
         return UnknownModel(f"There is no file or folder '{model}'.", hint="Write a model of the hub as org/name.")
     nearest = difflib.get_close_matches(model.casefold(), names, n=1)
     suggestion = f"Did you mean '{nearest[0]}'? " if nearest else ""
     return UnknownModel(
-        f"There is no model '{model}'. Known by name: {', '.join(entry.name for entry in catalogue.CATALOGUE)}.",
+        f"There is no model '{model}'. Known by name: {', '.join(entry.name for entry in known_models.KNOWN_MODELS)}.",
         hint=f"{suggestion}You can also give a folder, a .gguf file or org/name of the Hugging Face hub.",
     )

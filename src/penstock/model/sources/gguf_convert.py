@@ -18,7 +18,7 @@ from penstock.model.sources.gguf_tokenizer import build_tokenizer, build_tokeniz
 from penstock.progress import Progress, silent
 
 # Part of a converted folder's identity: increase it when the result of the conversion changes, and pin new manifests
-# in the catalogue if tensors change.
+# of each known model if tensors change.
 CONVERSION = 2
 
 

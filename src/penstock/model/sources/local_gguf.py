@@ -10,23 +10,23 @@ from typing import Any
 
 from penstock.errors import UnknownModel
 from penstock.model.files.cache import model_folder, prepare_folder
-from penstock.model.sources.catalogue import WheelModel
 from penstock.model.sources.gguf_convert import CONVERSION, convert
+from penstock.model.sources.known_models import WheelModel
 from penstock.model.sources.wheel import obtain_gguf
 from penstock.progress import Progress
 
 
-def catalogue_folder(model: WheelModel) -> Path:
+def known_model_folder(model: WheelModel) -> Path:
     """The folder of the converted model, which may not exist yet."""
     return model_folder(model.name, _identity(model.gguf_sha256))
 
 
-def prepare_catalogued(model: WheelModel, *, progress: Progress) -> Path:
+def prepare_known_model(model: WheelModel, *, progress: Progress) -> Path:
     def fill(draft: Path) -> dict[str, Any]:
         convert(obtain_gguf(model, progress=progress), draft, progress=progress)
         return {"name": model.name, "source": source_of(model), "licence": model.licence}
 
-    return prepare_folder(catalogue_folder(model), fill, name=model.name, progress=progress)
+    return prepare_folder(known_model_folder(model), fill, name=model.name, progress=progress)
 
 
 def prepare_gguf(path: Path, *, progress: Progress) -> Path:

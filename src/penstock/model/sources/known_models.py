@@ -38,7 +38,7 @@ class WheelModel:
         return self.member.rpartition("/")[2]
 
 
-CATALOGUE: tuple[WheelModel, ...] = (
+KNOWN_MODELS: tuple[WheelModel, ...] = (
     WheelModel(
         name=DEFAULT_MODEL,
         aliases=("smollm2", "smollm2-135m-instruct"),
@@ -60,4 +60,4 @@ CATALOGUE: tuple[WheelModel, ...] = (
 
 def find(name: str) -> WheelModel | None:
     wanted = name.casefold()
-    return next((model for model in CATALOGUE if wanted == model.name or wanted in model.aliases), None)
+    return next((model for model in KNOWN_MODELS if wanted == model.name or wanted in model.aliases), None)
