@@ -163,7 +163,7 @@ class Flow:
         for _ in self._polls(timeout):
             with suppress(NotFinished):
                 return self.get(job_id)
-        raise self._not_finished(f"The job {job_id} {self._state(job_id)} after {timeout:g} seconds.")
+        raise self._not_finished(f"The job {job_id} {self._state(job_id)} after {timeout:g} s.")
 
     def follow(self, job_id: str, timeout: float | None = None) -> Iterator[bytes]:
         """Yield the text as it is generated, until the job ends; all pieces together are the content of result.txt.
@@ -184,7 +184,7 @@ class Flow:
                 yielded = text
             if place in FINISHED:
                 return
-        raise self._not_finished(f"The job {job_id} {self._state(job_id)} after {timeout:g} seconds.")
+        raise self._not_finished(f"The job {job_id} {self._state(job_id)} after {timeout:g} s.")
 
     def counts(self) -> dict[Status, int]:
         return {status: len(self._workspace.names(place)) for status, place in PLACES.items()}
@@ -207,7 +207,7 @@ class Flow:
                 open_jobs = {job_id for job_id in open_jobs if tagged.get(job_id)}
             if not open_jobs and (tag is not None or not open_batches(self._workspace, over)):
                 return
-        raise self._not_finished(f"{self.path} is not idle after {timeout:g} seconds.")
+        raise self._not_finished(f"{self.path} is not idle after {timeout:g} s.")
 
     def jobs(self, *, tag: str | None = None, limit: int | None = None) -> Iterator[JobView]:
         """Yield jobs, newest first. A job that moves meanwhile is yielded once."""

@@ -299,7 +299,7 @@ def test_a_wait_that_takes_too_long_is_not_ready(ws: Path, quickly: Run) -> None
         assert second.startswith("not ready: ")
         assert "No server is working" in second
     with Workspace(ws).serving():
-        assert quickly("flow", ws, "-w", job, "--timeout", "0")[2].endswith("after 0 seconds. Wait longer.\n")
+        assert quickly("flow", ws, "-w", job, "--timeout", "0")[2].endswith("after 0 s. Wait longer.\n")
         code, out, error = quickly("flow", ws, "--wait", job, "--timeout", "0", "--json")
     assert (code, json.loads(out)["status"], error) == (2, "queued", "")
     assert quickly("flow", ws, "-w", NOWHERE)[0] == 1
@@ -555,7 +555,7 @@ def test_what_ran_when_its_server_died_is_called_interrupted(ws: Path, quickly: 
     cells = re.split(r" {2,}", page[4].strip())
     assert (cells[1], cells[-1]) == ("interrupted", "3")
     code, _, err = quickly("flow", ws, "--wait", job, "--timeout", "0.01")
-    assert (code, f"The job {job} is interrupted after 0.01 seconds." in err) == (2, True)
+    assert (code, f"The job {job} is interrupted after 0.01 s." in err) == (2, True)
     recover(workspace)
     assert "runs in isolation, since its server died" in quickly("flow", ws)[1]
 
