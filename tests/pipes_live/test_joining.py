@@ -144,6 +144,7 @@ def test_three_machines_from_create_to_a_streamed_answer_and_a_lost_laptop(machi
     offline = {"PIP_INDEX_URL": "http://127.0.0.1:9"}  # or it would download what it cannot fetch from others
     with running_server(ready=False, **laptop.env, **offline) as back:  # it knows everything that it knew, and is not let in
         assert names(back) == ["laptop"]
+        assert "no node here has the weights of smollm2-135m" in back.log()
         assert names(first) == ["a", "cellar"]
 
 

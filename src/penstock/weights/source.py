@@ -135,6 +135,8 @@ def find_source(
     try:
         if folder is None and not download:
             raise not_available(model)
+        if folder is None and fetcher is not None:
+            logger.info("no node here has the weights of %s: taking them from its makers", model)
         folder = folder or resolve(model, layers=NO_LAYERS, ends=False, progress=progress)
     except ModelError as error:
         store = PeerStore.latest(model, lambda manifest: trust.accepts(model, manifest))
