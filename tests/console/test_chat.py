@@ -145,7 +145,7 @@ def test_an_edit_stays_while_another_question_is_answered(chat: Visit) -> None:
     page.keyboard.press("g")
     page.keyboard.press("c")
     page.get_by_role("button", name="Stop").click()
-    assert "stopped" in page.locator(".stats").last.inner_text()
+    page.locator(".stats").filter(has_text="stopped").wait_for()
 
 
 def test_an_answer_follows_a_system_prompt_and_a_schema(chat: Visit) -> None:
@@ -259,6 +259,7 @@ def test_one_of_several_models_is_chosen_and_stays_with_its_conversation(
         page = visit.open("chat")
         set_numbers(page, max_tokens="4")
         choice = page.get_by_label("Model")
+        choice.locator("option").nth(1).wait_for(state="attached")
         assert choice.locator("option").all_inner_texts() == [first, second]
         for model, text in ((second, "Hi."), (first, "Hello.")):
             page.get_by_role("button", name="New conversation").first.click()

@@ -79,11 +79,11 @@ def test_a_theme_is_chosen_and_stays(visitors: Visitors, small_model: LoadedMode
         background = "getComputedStyle(document.body).backgroundColor"
         light = page.evaluate(background)
         page.get_by_role("button", name="Theme: as the system").last.click()
+        page.wait_for_function(f"(light) => {background} !== light", arg=light)
         dark = page.evaluate(background)
-        assert dark != light
         page.reload()
         page.wait_for_selector("main")
-        assert page.evaluate(background) == dark
+        page.wait_for_function(f"(dark) => {background} === dark", arg=dark)
 
 
 def test_pages_have_shortcuts_and_the_browsers_way_back(visitors: Visitors, small_model: LoadedModel) -> None:
@@ -98,7 +98,7 @@ def test_pages_have_shortcuts_and_the_browsers_way_back(visitors: Visitors, smal
         page.get_by_role("heading", level=1, name="Metrics").wait_for()
         page.go_back()
         page.get_by_role("heading", level=1, name="Pipes").wait_for()
-        assert page.title() == "Pipes · Penstock"
+        page.wait_for_function("document.title === 'Pipes · Penstock'")
 
 
 def test_a_script_that_is_not_of_this_server_does_not_run(visitors: Visitors, small_model: LoadedModel) -> None:
