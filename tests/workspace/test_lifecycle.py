@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import WorkspaceError
 from penstock.workspace.flow import Flow, Status
-from penstock.workspace.store.files import PROMPT, Place
+from penstock.workspace.store.files import PARTIAL, PROMPT, RESULT, Place
 from penstock.workspace.work import Work
 from tests.workspace.queues import Queue, prompts, until
 from tests.workspace.runners import REFUSED
@@ -102,3 +103,16 @@ def test_a_job_that_ended_stays_until_it_is_removed_and_removing_its_folder_by_h
     queue.drain()
     assert (queue.flow.status(first), queue.flow.status(second)) == (Status.MISSING, Status.DONE)
     queue.check([second], ["two"])
+
+
+def test_following_a_job_that_was_restarted_never_ends_in_another_text(queue: Queue) -> None:
+    (job,) = queue.submit("The sea.")
+    folder = (queue.path / Place.READY / job).rename(queue.path / Place.PROCESSING / job)
+    (folder / PARTIAL).write_text("The sea is blue", encoding="utf-8")
+    pieces = queue.flow.follow(job)
+    assert next(pieces) == b"The sea is blue"
+    (folder / PARTIAL).write_text("The sea", encoding="utf-8")
+    (folder / RESULT).write_text("The sea", encoding="utf-8")
+    folder.rename(queue.path / Place.OUTPUT / job)
+    with pytest.raises(WorkspaceError, match="was restarted, and its text differs"):
+        next(pieces)

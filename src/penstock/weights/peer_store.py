@@ -222,11 +222,14 @@ def _header(manifest: Manifest, part: ModelPart) -> bytes:
 
 def _write_whole(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(path)
+    try:
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
     _flush_folder(path.parent)
 
 

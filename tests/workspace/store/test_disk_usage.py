@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -79,6 +80,21 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_leaves_nothing(worksp
     store(workspace, 600 * BLOCK_BYTES, None)
     Uploads(workspace).remove(first, "ada")
     store(workspace, 60 * BLOCK_BYTES)
+
+
+def test_a_read_that_fails_does_not_lift_the_limit(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(workspace, 60 * BLOCK_BYTES)
+    fresh = limited(Workspace(workspace.path))
+
+    def names(place: Place) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fresh, "names", names)
+        with pytest.raises(OSError, match="Too many open files"):
+            store(fresh, 60 * BLOCK_BYTES)
+    with pytest.raises(StorageLimit):
+        store(fresh, 60 * BLOCK_BYTES)
 
 
 def test_files_batches_and_responses_count_together(workspace: Workspace) -> None:

@@ -575,3 +575,34 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> list
 
     monkeypatch.setattr(owner, name, counted)
     return calls
+
+
+def test_a_job_that_could_not_be_read_for_a_moment_is_not_called_blocked(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_folder, failed = Workspace.open_folder, list[str]()
+
+    def out_of_files(workspace: Workspace, job_id: str, place: Place) -> int | None:
+        if place is Place.READY and job_id not in failed:
+            failed.append(job_id)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return open_folder(workspace, job_id, place)
+
+    monkeypatch.setattr(Workspace, "open_folder", out_of_files)
+    monkeypatch.setattr(pool_module, "SCAN_INTERVAL_S", 0.05)
+    (job,) = queue.submit("Read it later.")
+    with queue.pool() as pool:
+        until(lambda: queue.flow.status(job) is Status.DONE, "the answer")
+        assert pool.blocked == set()
+    assert "cannot be opened: Too many open files" in caplog.text
+
+
+def test_a_running_job_that_is_removed_is_not_called_blocked(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    (text,), runner = prompts(1, longer_than=4), queue.runner(holds_at=3)
+    (job,) = queue.submit(text)
+    with queue.pool(runner) as pool:
+        until(lambda: runner.said() == {text: 3}, "three tokens")
+        (queue.path / Place.PROCESSING / job).rename(queue.path.parent / "elsewhere")
+        runner.holds_at = None
+        until(lambda: "it was removed" in caplog.text, "the warning")
+        assert pool.blocked == set()

@@ -38,9 +38,12 @@ class KnownHashes:
             self._note.parent.mkdir(parents=True, exist_ok=True)
             note = {"file": str(self._path), "version": self._version, "sha256": {**self._read(), **hashes}}
             descriptor, draft = tempfile.mkstemp(prefix=".", dir=self._note.parent)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(note, file)
-            os.replace(draft, self._note)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(note, file)
+                os.replace(draft, self._note)
+            finally:
+                Path(draft).unlink(missing_ok=True)
             if new:
                 _remove_orphans(self._note.parent)
 

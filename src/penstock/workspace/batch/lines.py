@@ -79,6 +79,10 @@ class Lines:
         """Bytes of a line."""
         return self._places[n][1]
 
+    def number(self, n: int) -> int:
+        """Where a line stands in the file, counted from 1 and with blank lines."""
+        return self._places[n][2]
+
     def line(self, n: int) -> BatchLine:
         """Read a line. Raises BadJob if it is no longer valid, because the file was changed."""
         value, mistake = self._parsed(n)

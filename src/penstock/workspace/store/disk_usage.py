@@ -217,13 +217,14 @@ class DiskUsage:
     def _load(self) -> None:
         """Read everything, unless that was done since the workspace was opened."""
         if self._opened != self._places.opened:
-            self._opened = self._places.opened
+            opened = self._places.opened
             self._items = {place: {} for place in OWNER_FILES}
             self._used.clear()
             self._open.clear()
             self._kept.clear()
             self._refreshed = -math.inf
             self._refresh(REFRESH_INTERVAL_S)
+            self._opened = opened
 
     def _refresh(self, interval: float) -> None:
         """Count what other processes have added or removed, unless we looked less than `interval` seconds ago."""

@@ -240,7 +240,8 @@ class BatchRun:
             line = self._lines.line(n)
             size, least = self._bytes_of(n, line), job_bytes(self._lines.length(n))
             if free is not None and free < (size if self._jobs else least):  # a lone line may prove shorter
-                self.why_waiting = f"This key has {max(0, free)} bytes left on the disk, and line {n + 1} may take {size}."
+                left, number = max(0, free), self._lines.number(n)
+                self.why_waiting = f"This key has {left} bytes left on the disk, and line {number} may take {size}."
                 break
             try:
                 line.check()

@@ -286,11 +286,13 @@ class Pool:
                     self._running.add(processor, waiting.priority, waiting.owner)
                     self._conflicts.discard(waiting.job_id)
                     taken.append(waiting.job_id)
-            if taken:
-                self._workspace.sync_claims()
         finally:
-            for job_id in taken:
-                self._running.begin(job_id)
+            try:
+                if taken:
+                    self._workspace.sync_claims()
+            finally:
+                for job_id in taken:
+                    self._running.begin(job_id)
 
     def _is_ready(self, model: str | None) -> bool:
         return self._runner.accepts(model) and self._runner.ready(model)
@@ -387,7 +389,10 @@ class Pool:
                     if not requeue.suspect:
                         self._no_claims_before = time.monotonic() + RETRY_DELAY_S  # its cause may persist
                 case JobRemoved(job_id):
-                    self._block(job_id, FileExistsError(errno.EEXIST, "it was removed, or another job has its id"))
+                    if self._workspace.find(job_id) is None:
+                        logger.warning("forgetting job %s: it was removed", job_id)
+                    else:
+                        self._block(job_id, FileExistsError(errno.EEXIST, "another job has its id"))
                 case WriteFailed(error):
                     self._on_disk_error(error)
 

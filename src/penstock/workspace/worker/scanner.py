@@ -92,6 +92,7 @@ class Scanner:
         for job_id in self._waiting.keys() - there:
             self.forget(job_id)
         self._unread = there - self._waiting.keys()
+        self.unreadable &= there
         for job in self._waiting.values():
             if job.suspect and not job.waits_for:
                 self._enter(job)  # its delay may be over
@@ -205,6 +206,7 @@ class Scanner:
                 logger.warning("skipping job %s: its folder cannot be opened: %s", job_id, error.strerror)
                 self.unreadable.add(job_id)
             return None
+        self.unreadable.discard(job_id)
         if folder is None:
             return None  # taken meanwhile
         try:
