@@ -99,8 +99,8 @@ def _text_room(membership: Membership, pipe: MetaPipe, origin: Origin | NoOrigin
         path = pipe.path(membership.node)
         first = None if path is None else pipe.holding(path.hops[0])
         return 0 if path is None or first is None else path.kv_blocks * first.block_size
-    if origin.route is not None:
-        return origin.route.reach * engine.config.block_size
+    if (route := origin.route) is not None:
+        return route.reach * engine.config.block_size
     path = engine.pipe.path(block_size=engine.config.block_size)
     return 0 if path is None else path.kv_blocks * engine.config.block_size
 
@@ -113,7 +113,8 @@ def _wire(engine: Engine | None) -> Json | None:
 
 
 def _exposed(origin: Origin | NoOrigin, here: str) -> list[str]:
-    warning = "" if origin.route is None else exposure(origin.route.hops, here)
+    route = origin.route
+    warning = "" if route is None else exposure(route.hops, here)
     return [warning] if warning else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from penstock.cli.network.live_page import merged
 from penstock.config.keys import KeyFolder, KeyLimits
 from penstock.doors.access.keys import Keys
-from penstock.doors.app.live.events import MAX_WATCHERS, changes
+from penstock.doors.app.live.events import MAX_WATCHERS, LiveEvents, changes
 from penstock.doors.app.live.rates import RateMeter, quantile
 from penstock.pipes.loading.model_manager import LoadedModel
 from penstock.stats import EngineStats
@@ -168,6 +169,26 @@ def test_a_key_has_so_many_watchers_and_nothing_is_gathered_without_any(small_mo
         while httpx.get(url, params={"stream": "false"}).json()["state"]["models"][MODEL].get("rates"):
             assert time.monotonic() < until  # rates need a clock that runs only for watchers
             time.sleep(0.05)
+
+
+def test_who_watches_sees_on_after_a_state_that_could_not_be_read(
+    small_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh, calls, names = LiveEvents._refresh, itertools.count(), list[str]()
+
+    def fails_once(live: LiveEvents) -> None:
+        if next(calls) == 1:
+            raise RuntimeError("no state now")
+        refresh(live)
+
+    monkeypatch.setattr(LiveEvents, "_refresh", fails_once)
+    with (
+        pytest.raises(AssertionError, match="the state of the node could not be read"),  # a server must log no traceback
+        server_thread(small_model) as server,
+        watching(server) as events,
+    ):
+        names += [next(events)[0] for _ in range(2)]
+    assert names == ["snapshot", "delta"]
 
 
 def test_one_snapshot_can_be_read_alone(small_model: LoadedModel) -> None:

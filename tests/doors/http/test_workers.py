@@ -15,7 +15,7 @@ from penstock.doors.http.workers import Workers
 from penstock.errors import QueueFull
 
 PATIENCE = 20.0
-STEPS = ["start", "end", "cancel", "end and cancel"]
+STEPS = ["start", "end", "cancel", "end and cancel", "cancel and end"]
 
 
 def scene(make: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -120,6 +120,22 @@ def test_an_aborted_request_gives_its_place_back_when_its_thread_is_done() -> No
     scene(run)
 
 
+def test_a_thread_passes_a_request_that_was_cancelled_a_moment_ago() -> None:
+    async def run() -> None:
+        workers = Workers(threads=1, per_owner=1)
+        await workers.take("a")
+        cancelled, waiting = (asyncio.create_task(workers.take(owner)) for owner in "bc")
+        await settle()
+        cancelled.cancel()
+        workers.release("a")
+        await waiting
+        assert cancelled.cancelled()
+        workers.release("c")
+        await workers.take("d")
+
+    scene(run)
+
+
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 9), st.sampled_from("abc")), max_size=60))
 def test_no_thread_is_lost_or_given_twice(steps: list[tuple[str, int, str]]) -> None:
@@ -141,12 +157,13 @@ def test_no_thread_is_lost_or_given_twice(steps: list[tuple[str, int, str]]) -> 
             assert not idle, "an owner waits although a thread is free"
 
         for kind, at, owner in steps:
-            if kind == "start":
-                waiting.append((owner, asyncio.create_task(take(owner))))
-            if kind.startswith("end") and held:
-                workers.release(held.pop(at % len(held)))
-            if kind.endswith("cancel") and waiting:  # after an end, it may have been given the thread, and not know it yet
-                waiting[at % len(waiting)][1].cancel()
+            for step in kind.split(" and "):  # of which the second does not know yet what came of the first
+                if step == "start":
+                    waiting.append((owner, asyncio.create_task(take(owner))))
+                elif step == "end" and held:
+                    workers.release(held.pop(at % len(held)))
+                elif step == "cancel" and waiting:
+                    waiting[at % len(waiting)][1].cancel()
             await check()
         while held:
             workers.release(held.pop())

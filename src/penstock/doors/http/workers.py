@@ -83,11 +83,7 @@ class Workers:
         if not self._busy[owner]:
             del self._busy[owner]
         for waiting in list(self._waiting):
-            if self._is_free(waiting):
-                turn = self._waiting[waiting].popleft()
-                rest = self._waiting.pop(waiting)
-                if rest:
-                    self._waiting[waiting] = rest  # behind the others
+            if self._is_free(waiting) and (turn := self._next_turn(waiting)) is not None:
                 self._busy[waiting] += 1
                 turn.set_result(None)
                 return
@@ -95,14 +91,26 @@ class Workers:
             self._trim_scheduled = True
             asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._trim)
 
+    def _next_turn(self, owner: str | None) -> asyncio.Future[None] | None:
+        """Take the first turn of an owner that was not cancelled a moment ago. What is left stands behind the other owners."""
+        line = self._waiting.pop(owner)
+        while line:
+            turn = line.popleft()
+            if not turn.done():
+                if line:
+                    self._waiting[owner] = line
+                return turn
+        return None
+
     def _is_free(self, owner: str | None) -> bool:
         return self._busy.total() < self._threads and self._busy[owner] < self._per_owner
 
     def _leave(self, owner: str | None, turn: asyncio.Future[None]) -> None:
-        line = self._waiting[owner]
-        line.remove(turn)
-        if not line:
-            del self._waiting[owner]
+        line = self._waiting.get(owner, deque())
+        if turn in line:
+            line.remove(turn)
+            if not line:
+                del self._waiting[owner]
 
     def _trim(self) -> None:
         self._trim_scheduled = False

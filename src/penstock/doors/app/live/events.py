@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -24,6 +25,8 @@ from penstock.doors.http.replies import json_reply
 from penstock.doors.http.route import Parameter, Route
 from penstock.engine.hosted_model import HostedLayers, HostedModel
 from penstock.errors import KeyLimit, RequestError
+
+logger = logging.getLogger("penstock.http")
 
 PATH = "/events"
 INTERVAL_S = 1.0
@@ -160,7 +163,10 @@ class LiveEvents:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self._interval)
-            self._refresh()
+            try:
+                self._refresh()
+            except Exception:  # or those who watch would wait for ever
+                logger.exception("the state of the node could not be read")
             async with self._changed:
                 self._changed.notify_all()
 
