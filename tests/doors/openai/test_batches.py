@@ -166,7 +166,7 @@ def test_a_file_that_is_no_batch_fails_with_line_numbers(client: openai.OpenAI) 
 
 
 def test_a_batch_is_cancelled_and_every_line_is_accounted_for(client: openai.OpenAI, server: Api) -> None:
-    lines = [chat_line(str(n), "Tell me a long story.", max_tokens=400, ignore_eos=True) for n in range(200)]
+    lines = [chat_line(str(n), "Tell me a long story.", max_tokens=2000, ignore_eos=True) for n in range(200)]
     batch = made(client, jsonl(lines))
     until = time.monotonic() + PATIENCE
     while not server.jobs():

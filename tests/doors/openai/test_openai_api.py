@@ -397,12 +397,14 @@ def test_a_forced_call_parses_whole_and_streamed(client: OpenAI, choice: Any) ->
 
 
 def test_a_call_that_a_stop_string_cut_is_not_passed_off_as_one(client: OpenAI) -> None:
+    weather: Any = {"type": "function", "function": {"name": "get_weather"}}
     answer = client.chat.completions.create(
-        model=MODEL, messages=QUESTION, tools=TOOLS, tool_choice="required", temperature=0, stop=["city"], max_tokens=200
+        model=MODEL, messages=QUESTION, tools=TOOLS, tool_choice=weather, temperature=0, stop=["city"], max_tokens=200
     )
-    calls = answer.choices[0].message.tool_calls
-    if calls and calls[0].type == "function" and calls[0].function.name == "get_weather":
-        assert answer.choices[0].finish_reason == "stop"
+    (call,) = answer.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("get_weather", '{"')
+    assert answer.choices[0].finish_reason == "stop"
 
 
 def test_a_tool_loop_goes_on_with_the_result(client: OpenAI) -> None:

@@ -31,8 +31,8 @@ class FileUpload(Fields):
 
     file: bytes
     purpose: Literal["batch"]
-    anchor: Literal["created_at"] = Field(default="created_at", alias="expires_after[anchor]")
-    seconds: int = Field(default=DAY, alias="expires_after[seconds]", ge=HOUR, le=30 * DAY)
+    anchor: Literal["created_at"] | None = Field(default=None, alias="expires_after[anchor]")
+    seconds: int | None = Field(default=None, alias="expires_after[seconds]", ge=HOUR, le=30 * DAY)
 
 
 class BatchCreation(Fields):

@@ -64,7 +64,7 @@ def batch_routes(backlog: Backlog | None, max_upload: int) -> list[Route]:
                 batch("all"),
                 "List the batches",
                 response=wire.BatchList,
-                parameters=(LIMIT, AFTER),
+                parameters=(LIMIT, AFTER, ORDER),
                 errors=(404,),
             ),
             Route("GET", one_batch, batch("one"), "Get the progress of a batch", response=wire.BatchOut),
