@@ -84,7 +84,8 @@ INNER_FLOORS = {
         ("link_monitor", "zenoh"),
     ],
     "cli": [
-        ("ui", "exits", "prompt", "quick_imports", "version"),
+        ("ui", "prompt", "quick_imports", "version"),
+        ("exits",),
         ("options",),
         ("client",),
         ("node",),

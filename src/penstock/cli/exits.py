@@ -82,9 +82,12 @@ def _flush() -> None:
 
 
 def print_error(message: str, hint: str = "") -> None:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+    text = f"error: {message}\nhint: {hint}" if hint else f"error: {message}"
+    if sys.stderr.isatty():  # it may repeat what another machine said
+        from penstock.cli.ui.terminal import REPLACE_CONTROL
+
+        text = text.translate(REPLACE_CONTROL)
+    print(text, file=sys.stderr)
 
 
 def _debugging() -> bool:

@@ -212,7 +212,7 @@ def _extras(members: Sequence[Member], pieces: Collection[_Piece], num_layers: i
             found |= {m.node: _piping(m, shares[m.node], num_layers) for m in openers if m.node in shares}
         else:
             shares = {waiting[0].node: _copies(waiting[0], pieces, present)}
-            found |= {node: _copying(node, layers, pieces) for node, layers in shares.items() if layers}
+            found |= {node: _copying(layers, pieces) for node, layers in shares.items() if layers}
         waiting = [member for member in waiting if member.node not in shares]
         present |= {_Piece(layers, _Hold.CLAIMED, node) for node, taken in shares.items() for layers in taken}
     return found
@@ -258,7 +258,7 @@ def _piping(member: Member, layers: tuple[LayerRange, ...], num_layers: int) -> 
     return Decision(DecisionKind.PIPE, layers, why)
 
 
-def _copying(node: str, layers: tuple[LayerRange, ...], pieces: Collection[_Piece]) -> Decision:
+def _copying(layers: tuple[LayerRange, ...], pieces: Collection[_Piece]) -> Decision:
     holders = {piece.node for piece in pieces if not _layers([piece.layers]).isdisjoint(_layers(layers))}
     rare = f"which only {next(iter(holders))} has" if len(holders) == 1 else "which the fewest nodes have"
     return Decision(

@@ -135,7 +135,7 @@ def find_source(
     try:
         if folder is None and not download:
             raise not_available(model)
-        if folder is None and fetcher is not None:
+        if folder is None and fetcher is not None and not offered:
             logger.info("no node here has the weights of %s: taking them from its makers", model)
         folder = folder or resolve(model, layers=NO_LAYERS, ends=False, progress=progress)
     except ModelError as error:

@@ -250,6 +250,9 @@ def test_open_batches_are_counted_by_flow_and_drain(ws: list[str]) -> None:
     [
         ([], "Name a FILE"),
         (["FILE", "--list"], "FILE and --list cannot be combined."),
+        (["--list", "--errors", "e.jsonl"], "--errors: It does not go with --list."),
+        (["--cancel", "batch_1_2_3", "--new"], "--new: It does not go with --cancel."),
+        (["--resume", "batch_1_2_3", "--window", "2h"], "--window: It does not go with --resume."),
         (["no-such-file"], "no-such-file cannot be read"),
         (["FILE", "--window", "soon"], "--window: 'soon' cannot be used."),
         (["FILE", "--window", "31d"], "30d is the longest"),

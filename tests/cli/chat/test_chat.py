@@ -16,10 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.chat.answer import follow
+from penstock.cli.chat.backend import RemoteChatBackend
 from penstock.cli.chat.conversation import Conversation
-from penstock.cli.client.api import read_events
+from penstock.cli.client.api import Client, read_events
 from penstock.cli.client.server_url import ServerUrl, named_url
 from penstock.errors import ConfigError
+from penstock.progress import silent
 from tests import warm
 from tests.jobs import cli
 from tests.server import Server, clean_environment, running_server
@@ -361,6 +364,19 @@ def standin(*events: str, models: bytes = b'{"data": [{"id": "tiny"}]}', status:
 
 def word(text: str) -> str:
     return f'{{"choices": [{{"delta": {{"content": "{text}"}}}}]}}'
+
+
+def test_ctrl_c_ends_the_answer_of_a_server_and_does_not_ask_for_it_again() -> None:
+    shown: list[str] = []
+
+    def show(text: str) -> None:
+        shown.append(text)
+        raise KeyboardInterrupt
+
+    with standin(word("One "), word("two "), "[DONE]") as url:
+        answer = follow(RemoteChatBackend(Client(ServerUrl.parse(url))).ask("tiny", [], {}), show=show, progress=silent)
+    assert shown == [answer.text] == ["One "]
+    assert answer.interrupted
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def by_name(findings: Iterator[Finding]) -> dict[str, Finding]:
 def test_a_port_is_free_or_names_what_has_it(listening: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     port = listening.getsockname()[1]
     monkeypatch.setenv("PENSTOCK_PORT", str(port))
-    monkeypatch.setattr("penstock.cli.client.api.READ_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.cli.client.api.GET_TIMEOUT_S", 0.1)
     found = by_name(check_server())["Port"]
     assert found.verdict is CheckResult.WARNING
     assert "not a Penstock server" in found.seen

@@ -72,6 +72,8 @@ def test_without_a_scenario_the_shipped_ones_are_listed(quickly: Run) -> None:
     code, out, _ = quickly("simulate")
     assert code == 0
     assert out.split() == ["home", "internet", "lab", "thousand"]
+    code, out, _ = quickly("simulate", "--json")
+    assert (code, json.loads(out)) == (0, {"scenarios": ["home", "internet", "lab", "thousand"]})
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,8 @@ def test_without_a_scenario_the_shipped_ones_are_listed(quickly: Run) -> None:
         (["home", "--without", "attic"], "--without needs --from-network"),
         (["home", "--load", "2/s, 5+5"], "--load needs --from-network"),
         (["home", "--from-network"], "exclude each other"),
+        (["--seconds", "5"], "--seconds needs a SCENARIO"),
+        (["--plot", "x.svg"], "--plot needs a SCENARIO"),
         (["home", "--seconds", "0"], "--seconds must be above 0"),
         (["home", "--seconds", "nan"], "--seconds must be above 0"),
         (["home", "--seconds", "inf"], "--seconds must be above 0"),

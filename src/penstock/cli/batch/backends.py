@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cli.batch.input import Input
 from penstock.cli.client.api import UPLOAD_CHUNK_BYTES, Client, ServerRefused
+from penstock.domain.duration import DAY
 from penstock.errors import UnknownBatch
 from penstock.workspace.store.job_id import BATCH_PREFIX
 from penstock.workspace.store.root import wrap_os_errors
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.workspace.batch.batches import BatchView
     from penstock.workspace.store.workspace import Workspace
 
+MAX_EXPIRES_AFTER = 30 * DAY  # that OpenAI knows
 OVER = ("completed", "failed", "expired", "cancelled")
 INPUT_METADATA = "penstock_input"  # metadata field with the SHA-256 of the input, by which a batch is found again
 
@@ -96,8 +99,12 @@ class RemoteBatchBackend:
         self.flags = f" --url {shlex.quote(str(client.url))}" if named else ""
 
     def create(self, batch_input: Input) -> str:
+        from penstock.workspace.batch.batches import parse_window
+
         batch_input.content.seek(0)
-        file = self._client.upload("/v1/files", {"purpose": "batch"}, batch_input.name, batch_input.content, batch_input.size)
+        needed = min(math.ceil(parse_window(batch_input.window)) + DAY, MAX_EXPIRES_AFTER)
+        fields = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": str(needed)}
+        file = self._client.upload("/v1/files", fields, batch_input.name, batch_input.content, batch_input.size)
         wanted = {
             "input_file_id": file.get("id"),
             "endpoint": batch_input.endpoint,

@@ -38,6 +38,13 @@ MODEL_SETTINGS = [BY_KEY[f"{MODELS}.{name}"] for name in ("device", "dtype", "qu
 MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the polling interval grows
 SERVER_AWAY_TIMEOUT_S = 60.0
 MAX_MISTAKES_SHOWN = 5
+DEFAULT_WINDOW = "24h"
+# options that say nothing to what is done instead of creating a batch
+USELESS = {
+    "--list": ("--output", "--errors", "--endpoint", "--window", "--new"),
+    "--cancel": ("--output", "--errors", "--endpoint", "--window", "--new"),
+    "--resume": ("--endpoint", "--window", "--new"),
+}
 EXAMPLE_LINE = '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {…}}'
 
 
@@ -59,7 +66,7 @@ def batch(
     ] = None,
     window: Annotated[
         str, typer.Option(metavar=METAVAR, help="Lines that are not done within this time expire; such as 90m, 24h or 7d.")
-    ] = "24h",
+    ] = DEFAULT_WINDOW,
     url: UrlOption = None,
     alone: AloneOption = False,
     new: Annotated[bool, typer.Option("--new", help="Create a new batch even if there is one with the same input.")] = False,
@@ -95,6 +102,10 @@ def batch(
     if len(chosen) != 1:
         what = f"{' and '.join(chosen)} cannot be combined." if chosen else "Name a FILE (- is stdin)."
         raise typer.BadParameter(f"{what} `penstock batch --help` shows examples.")
+    given = {"--output": output, "--errors": errors, "--endpoint": endpoint, "--window": window != DEFAULT_WINDOW, "--new": new}
+    for option in USELESS.get(chosen[0], ()):
+        if given[option]:
+            raise typer.BadParameter(f"It does not go with {chosen[0]}.", param_hint=option)
     _check_window(window)
     for option, target in (("--output", output), ("--errors", errors)):
         if target is not None:

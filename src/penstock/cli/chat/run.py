@@ -25,6 +25,7 @@ from penstock.cli.options import (
 from penstock.cli.prompt import prompt_text
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.output import print_json
+from penstock.cli.ui.terminal import REPLACE_CONTROL
 from penstock.domain.sampling import SamplingParams
 from penstock.domain.updates import FinishReason
 from penstock.errors import PenstockError
@@ -113,13 +114,13 @@ def run(
     with ProgressBars() as bars, open_backend(url, model, bars, alone=alone or bool(needs_own), **options) as (backend, name):
         load = time.perf_counter() - started
 
-        shown = "\n"
+        shown, on_terminal = "\n", sys.stdout.isatty()
 
         def show(text: str) -> None:
             nonlocal shown
             bars.clear()
             if not as_json:
-                print(text, end="", flush=True)
+                print(text.translate(REPLACE_CONTROL) if on_terminal else text, end="", flush=True)
                 shown = text
 
         try:

@@ -21,6 +21,7 @@ from penstock.errors import PenstockError
 CERTIFICATES_VARIABLE = "SSL_CERT_FILE"  # of OpenSSL, so curl and Python's clients know it too
 UPLOAD_CHUNK_BYTES = 1 << 20
 CONNECT_TIMEOUT_S = 5.0
+GET_TIMEOUT_S = 20.0  # of an answer to a GET, which computes nothing
 READ_TIMEOUT_S = 300.0  # a slow machine may read a long prompt for minutes, and not every server sends keep-alives
 
 
@@ -107,8 +108,11 @@ class Events:
         self._headers = headers
         self._body = body
         self._exchange = _Exchange(url)
+        self._closed = False
 
     def __iter__(self) -> Iterator[dict[str, Any] | str]:
+        if self._closed:
+            return  # or it would be asked again
         with self._exchange as exchange:
             response = exchange.send(self._method, self._path, self._body, self._headers)
             for field, value in read_events(exchange.lines(response)):
@@ -121,6 +125,7 @@ class Events:
             raise _connection_lost(self._url)
 
     def close(self) -> None:
+        self._closed = True
         self._exchange.close()
 
 
@@ -153,8 +158,7 @@ class _Exchange:
         self._connection = kind(self._url.host, self._url.port, timeout=CONNECT_TIMEOUT_S)
         with _wrap_network_errors(self._url):
             self._connection.connect()
-            if body is not None:
-                self._connection.sock.settimeout(READ_TIMEOUT_S)
+            self._connection.sock.settimeout(GET_TIMEOUT_S if body is None else READ_TIMEOUT_S)
             with suppress(BrokenPipeError, ConnectionResetError):  # a server that refuses a body has already answered
                 self._connection.request(method, self._url.path + path, body, dict(headers))
             self._response = self._connection.getresponse()

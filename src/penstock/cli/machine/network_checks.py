@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock import __version__
-from penstock.cli.client.api import Client
-from penstock.cli.client.server_url import default_url, named_url
+from penstock.cli.client.api import Client, ServerUntrusted
+from penstock.cli.client.server_url import URL_VARIABLE, default_url, named_url
 from penstock.cli.machine.findings import CheckResult, Finding
 from penstock.config.home import home
 from penstock.errors import PenstockError
@@ -23,14 +23,21 @@ MAX_NAMED = 5  # endpoints or nodes in one line
 
 def check_server() -> Iterator[Finding]:
     """The port of the API: free, or a Penstock server; and with one, the versions of the nodes that it sees."""
-    url = named_url(None) or default_url()
+    named = named_url(None)
+    url = named or default_url()
     if not _answers(url.host, url.port):
+        if named is not None:
+            yield Finding("Server", CheckResult.WARNING, f"none answers at {url}", f"{URL_VARIABLE} names it: is it running?")
+            return
         yield Finding("Port", CheckResult.GOOD, f"{url.port} is free for `penstock serve`")
         return
     try:
         client = Client(url)
         version = client.get("/health")["version"]
-    except (PenstockError, KeyError, TypeError):
+    except (PenstockError, KeyError, TypeError) as error:
+        if isinstance(error, PenstockError) and (named is not None or isinstance(error, ServerUntrusted)):
+            yield Finding("Server", CheckResult.WARNING, error.message, error.hint)
+            return
         advice = "Choose another with `penstock serve --port`, and PENSTOCK_PORT for the other commands."
         yield Finding("Port", CheckResult.WARNING, f"{url.port} is in use by a program that is not a Penstock server", advice)
         return

@@ -59,6 +59,9 @@ def simulate(
         raise ConfigError("--seconds must be above 0, and finite.")
     if plot is not None and plot.suffix.lower() != ".svg":
         raise ConfigError(f"The plot {plot} cannot be drawn: only SVG is.", hint="Name a file that ends in .svg.")
+    for flag, value in (("--seconds", seconds), ("--plot", plot)):
+        if value is not None and scenario is None and not from_network:
+            raise ConfigError(f"{flag} needs a SCENARIO.", hint="`penstock simulate` lists those that come with Penstock.")
     with ProgressBars() as bars:
         bars.start()
 
@@ -72,7 +75,10 @@ def simulate(
             chosen = _lasting(read_scenario(scenario), seconds)
         else:
             bars.clear()
-            print("\n".join(shipped()))
+            if as_json:
+                print_json({"scenarios": shipped()})
+            else:
+                print("\n".join(shipped()))
             return
         simulation = Simulation(chosen, lambda now: bars("simulating", int(now), int(chosen.seconds)))
         simulation.run()

@@ -70,7 +70,7 @@ def _print_once(client: Any, *, as_json: bool) -> None:
     history = History()
     states = _states(client)
     state: dict[str, Any] = {}
-    for state, _ in zip(states, range(2), strict=False):  # rates need two readings
+    for _, state in zip(range(2), states, strict=False):  # rates need two readings
         history.add(state)
     states.close()  # type: ignore[attr-defined]
     if as_json:

@@ -96,7 +96,7 @@ def list_keys(as_json: JsonOption = False, keys: FolderOption = None) -> None:
     elif found.records:
         print_table(["name", "key", "created", "limits", "revoked"], map(_row, found.records))
     elif not found.broken:
-        wants = "a server with this folder refuses all requests" if keys else "this machine's server requires none"
+        wants = "a server with this folder refuses all requests" if _named(keys) else "this machine's server requires none"
         print(f"There are no keys. `penstock keys add NAME{_flag(keys)}` creates one; without any, {wants}.")
     if found.broken:
         raise found.broken[0]
@@ -199,17 +199,22 @@ def remove(name: NameArgument, keys: FolderOption = None) -> None:
     folder = _folder(keys)
     folder.remove(name)
     print(f"The key '{name}' is removed.")
-    if not keys and not folder.contents().records:
+    if not _named(keys) and not folder.contents().records:
         print(
             "There are no more keys: from its next start on, a server on this machine requires none but the owner's, if any.",
             file=sys.stderr,
         )
 
 
+def _named(flag_value: str | None) -> str | None:
+    """The folder that the flag or else the environment names."""
+    return flag_value or os.environ.get(SETTING.variable)
+
+
 def _folder(flag_value: str | None) -> KeyFolder:
     from penstock.config.keys import KeyFolder
 
-    text = flag_value or os.environ.get(SETTING.variable)
+    text = _named(flag_value)
     with wrong_usage(SETTING.flag):
         path = SETTING.parse(text) if text else None
     return KeyFolder(path or this_home().keys)
