@@ -50,7 +50,12 @@ def test_a_port_is_free_or_names_what_has_it(listening: socket.socket, monkeypat
     found = by_name(check_server())["Port"]
     assert found.verdict is CheckResult.WARNING
     assert "not a Penstock server" in found.seen
+    monkeypatch.setenv("PENSTOCK_URL", f"http://127.0.0.1:{port}")
+    assert by_name(check_server())["Server"].seen == f"http://127.0.0.1:{port} did not answer in time."
     listening.close()
+    found = by_name(check_server())["Server"]
+    assert (found.verdict, found.seen) == (CheckResult.WARNING, f"none answers at http://127.0.0.1:{port}")
+    monkeypatch.delenv("PENSTOCK_URL")
     assert by_name(check_server())["Port"] == Finding("Port", CheckResult.GOOD, f"{port} is free for `penstock serve`")
 
 

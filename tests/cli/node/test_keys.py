@@ -183,6 +183,8 @@ def test_a_server_with_a_folder_of_its_own_gets_its_keys_there(tmp_path: Path) -
 def test_what_is_told_about_another_folder_names_it(tmp_path: Path) -> None:
     own = str(tmp_path / "own keys")
     assert "refuses all requests" in penstock(tmp_path, "keys", "list", "--keys", own).stdout
+    assert "refuses all requests" in penstock(tmp_path, "keys", "list", PENSTOCK_KEYS=own).stdout
+    assert "requires none" in penstock(tmp_path, "keys", "list").stdout
     made = penstock(tmp_path, "keys", "add", "bob", "--keys", own)
     assert f"penstock keys revoke bob --keys '{own}'" in made.stderr
     assert "requires a key" in made.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from penstock.audit.advice import duration, percent, sentences
 from penstock.audit.report import MIN_TOKENS, PROMPT_TOKENS, Report, SearchCost
 from penstock.cli.options import DEFAULT_MODEL, DeviceOption, DtypeOption, JsonOption, ModelOption, wrong_usage
-from penstock.cli.prompt import MAX_PROMPT_BYTES
+from penstock.cli.prompt import MAX_PROMPT_BYTES, STDIN, read_stdin, read_text
 from penstock.cli.ui.bars import ProgressBars
 from penstock.cli.ui.columns import table, wrapped
 from penstock.cli.ui.output import print_json
@@ -114,26 +113,10 @@ def _cost(search: SearchCost) -> list[str]:
 
 
 def _read(source: str) -> str:
-    name = "stdin" if source == "-" else source
-    try:
-        if source == "-":
-            data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
-        else:
-            with Path(source).open("rb") as file:
-                data = file.read(MAX_PROMPT_BYTES + 1)
-        text = data.decode("utf-8") if len(data) <= MAX_PROMPT_BYTES else ""
-    except OSError as error:
-        raise _bad(f"{name} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise _bad(f"{name} is not UTF-8 text ({error.reason} at byte {error.start}).") from None
-    if len(data) > MAX_PROMPT_BYTES:
-        raise _bad(f"{name} is longer than {MAX_PROMPT_BYTES} bytes, the limit.")
+    text = read_stdin("--text") if source == STDIN else read_text(Path(source), "--text", MAX_PROMPT_BYTES)
+    what = "It" if source == STDIN else source
     if "\0" in text:
-        raise _bad(f"{name} is not text: byte {data.index(0)} is zero.")
+        raise typer.BadParameter(f"{what} is not text: it has a zero byte.", param_hint="--text")
     if not text.strip():
-        raise _bad(f"{name} is empty. An audit needs a text of at least {MIN_TOKENS} tokens.")
+        raise typer.BadParameter(f"{what} is empty.", param_hint="--text")
     return text
-
-
-def _bad(message: str) -> typer.BadParameter:
-    return typer.BadParameter(message, param_hint="--text")

@@ -17,7 +17,7 @@ from penstock.cli.machine import hardware as machine
 from penstock.cli.machine.findings import CheckResult, Finding
 from penstock.cli.machine.network_checks import check_networks, check_server
 from penstock.cli.options import DEFAULT_MODEL, JsonOption
-from penstock.cli.ui.output import print_json
+from penstock.cli.ui.output import print_json, shows_colour
 from penstock.units import format_bytes
 
 MIN_MEMORY_BYTES = 2_000_000_000  # for the default model, torch and a small KV cache
@@ -263,7 +263,7 @@ def _nearest_existing(folder: Path) -> Path:
 
 def _show(finding: Finding) -> None:
     sign, colour = SIGNS[finding.verdict]
-    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+    if shows_colour(sys.stdout):
         sign = typer.style(sign, fg=colour)
     print(f" {sign} {finding.what:<10} {finding.seen}")
     if finding.advice:

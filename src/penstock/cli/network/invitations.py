@@ -12,7 +12,7 @@ import typer
 from penstock.cli.network.options import NODE_DAYS, AddressOption, NetworkOption, chosen_name
 from penstock.cli.options import JsonOption
 from penstock.cli.ui.durations import METAVAR, parse_duration_option
-from penstock.cli.ui.output import print_json, print_table
+from penstock.cli.ui.output import can_write, print_json, print_table
 from penstock.config.home import JoinedNetwork, this_home
 from penstock.errors import ConfigError
 
@@ -121,9 +121,7 @@ def _draw(token: str) -> None:
     from penstock.cli.ui.qr_code import BLOCKS, draw, modules
 
     rows, columns, on_terminal = modules(token), shutil.get_terminal_size().columns, sys.stderr.isatty()
-    try:
-        "".join(BLOCKS.values()).encode(sys.stderr.encoding or "ascii")
-    except UnicodeEncodeError:
+    if not can_write("".join(BLOCKS.values()), sys.stderr):
         print("This terminal cannot show a QR code: it needs UTF-8.", file=sys.stderr, flush=True)
         return
     if on_terminal and len(rows[0]) > columns:

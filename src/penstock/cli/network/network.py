@@ -15,6 +15,7 @@ from penstock.cli.network import members as network_members
 from penstock.cli.network import pairing as network_pairing
 from penstock.cli.network import plan as network_plan
 from penstock.cli.options import JsonOption
+from penstock.cli.ui.output import can_write, shows_colour
 
 MAX_WIDTH = 120  # columns; longer bars are not easier to read
 
@@ -50,15 +51,9 @@ app.command()(network_joined.leave)
 
 
 def _picture(status: dict[str, Any]) -> str:
-    import os
     import shutil
 
     from penstock.cli.network.picture import PLAIN, render
 
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    text = render(status, min(shutil.get_terminal_size().columns, MAX_WIDTH), colour=colour)
-    try:
-        "█→…".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:  # this terminal would show question marks
-        return text.translate(PLAIN)
-    return text
+    text = render(status, min(shutil.get_terminal_size().columns, MAX_WIDTH), colour=shows_colour(sys.stdout))
+    return text if can_write("█→…", sys.stdout) else text.translate(PLAIN)

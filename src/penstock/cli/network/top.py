@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli.client.server_url import UrlOption, default_url, named_url
 from penstock.cli.options import JsonOption
+from penstock.cli.ui.output import can_write, shows_colour
 
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 ENTER_SCREEN = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # another screen, no cursor, and long lines are cut
@@ -85,7 +86,7 @@ def _watch(client: Any) -> None:
     from penstock.cli.network.live_page import History, page
 
     history = History()
-    colour = not os.environ.get("NO_COLOR")
+    colour = shows_colour(sys.stdout)
     first = next(states := _states(client))  # before the screen is taken, so that an error is seen
     history.add(first)
     sys.stdout.write(ENTER_SCREEN)
@@ -112,11 +113,7 @@ def _readable(text: str) -> str:
     from penstock.cli.network.live_page import SPARKS
     from penstock.cli.network.picture import PLAIN
 
-    try:
-        "█→…".encode(sys.stdout.encoding or "ascii")
-    except UnicodeEncodeError:
-        return text.translate(str.maketrans(SPARKS, "_.,-=+*#")).translate(PLAIN)
-    return text
+    return text if can_write("█→…", sys.stdout) else text.translate(str.maketrans(SPARKS, "_.,-=+*#")).translate(PLAIN)
 
 
 def _size() -> tuple[int, int]:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+from penstock.cli.ui.output import shows_colour
 from penstock.config.state import state_folder
 from penstock.errors import RequestError
 
@@ -24,7 +25,7 @@ class Terminal:
 
     def __init__(self) -> None:
         self.interactive = sys.stdin.isatty()
-        self._dim = sys.stderr.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        self._dim = shows_colour(sys.stderr)
         self._sanitize = sys.stdout.isatty()
         self._at_line_start = True
         self._readline = _enable_line_editing() if self.interactive and self._sanitize else None
