@@ -19,7 +19,7 @@ import triton
 from penstock.kernels.triton.attention import Paged, attend_chunks, attend_decodes, attend_long, chunk_tokens
 from penstock.kernels.triton.experts import CardExperts
 from penstock.kernels.triton.products import FP8, CardWeight, product
-from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose, refine
+from penstock.kernels.triton.sampling import RowSettings, SamplingRoom, SamplingTable, choose
 from penstock.model.triton.columns import choose_splits, cut_into_tiles
 
 CARD = torch.device("cuda")
@@ -169,13 +169,6 @@ def measure_sampling() -> None:
             time = seconds(lambda _, a=(logits, table, slots, positions, room), draws=draws: choose(*a, draws=draws), 2)
             found.append(f"{time * 1e6:.0f} us")
         print(f"| {name} | " + " | ".join(found) + " |", flush=True)
-    head, found = torch.randn(VOCAB, 4096, device=CARD, dtype=torch.bfloat16), []
-    for rows in counts:
-        room, logits = SamplingRoom(rows, VOCAB, CARD), torch.empty(rows, VOCAB, device=CARD)
-        scores, normed = torch.randn(rows, VOCAB, device=CARD).bfloat16(), torch.randn(rows, 4096, device=CARD)
-        given = (scores, normed, head, logits, room)
-        found.append(f"{seconds(lambda _, given=given: refine(*given), 2) * 1e6:.0f} us")
-    print("| the 8 best logits again in fp32 | " + " | ".join(found) + " |")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from penstock.domain.sampling import SamplingParams
-from penstock.model.sampling.candidates import top
 from penstock.model.sampling.noise import noise_at
 from penstock.model.sampling.sample_row import SampleRow
 from penstock.model.sampling.sampler import sample
@@ -191,25 +190,6 @@ def test_bans_end_at_their_position(device: torch.device) -> None:
     logits = torch.arange(10, dtype=torch.float32, device=device).repeat(2, 1)
     slots, positions = torch.zeros(2, dtype=torch.int32, device=device), torch.tensor([4, 5], device=device)
     assert choose(logits, table, slots, positions, room).tolist() == [7, 9]
-
-
-@pytest.mark.parametrize("vocab", [5, 5003])
-def test_the_best_logits_are_computed_again_in_fp32(vocab: int, device: torch.device) -> None:
-    from penstock.kernels.triton.sampling import SamplingRoom, refine
-
-    generator = torch.Generator().manual_seed(1)
-    head = torch.randn(vocab, 96, generator=generator).bfloat16()
-    normed = torch.randn(3, 96, generator=generator)
-    scores = normed.bfloat16() @ head.T
-    expected = scores.float()
-    _, ids = top(expected, min(8, vocab))
-    exact = normed.double() @ head.double().T
-    expected.scatter_(1, ids, exact.gather(1, ids).float())
-    logits = torch.full((4, vocab), 7.0, device=device)
-    found = refine(scores.to(device), normed.to(device), head.to(device), logits, SamplingRoom(3, vocab, device)).cpu()
-    sure = scores.float() != scores.float().gather(1, ids[:, -1:])  # which of several eighth best is refined is open
-    assert torch.allclose(found[sure], expected[sure], atol=1e-5)
-    assert torch.equal(logits[3].cpu(), torch.full((vocab,), 7.0))
 
 
 def test_a_captured_graph_chooses_the_same(cuda: torch.device) -> None:

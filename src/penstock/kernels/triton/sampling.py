@@ -147,7 +147,7 @@ def _grown(tensor: Tensor, rows: int, columns: int) -> Tensor:
 class SamplingRoom:
     """Memory for `rows` rows at a time. tokens [rows] int64 are the result; the rest is scratch."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device, candidates: int = 8) -> None:
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
         chunks = triton.cdiv(vocab, BLOCK)
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.weights = torch.empty(rows, vocab, dtype=torch.float32, device=device)
@@ -156,7 +156,6 @@ class SamplingRoom:
         self.sums = torch.empty(rows, chunks, dtype=torch.int64, device=device)
         self.floors = torch.empty(rows, dtype=torch.int32, device=device)
         self.few = torch.empty(rows, LIST, dtype=torch.float32, device=device)
-        self.found = torch.empty(rows, chunks, candidates, dtype=torch.int64, device=device)
 
 
 def choose(
@@ -207,20 +206,3 @@ def choose(
         slots, positions, room.tokens, vocab, chunks, DRAWS=draws, num_warps=8, **columns
     )  # fmt: skip
     return room.tokens[:rows]
-
-
-def refine(scores: Tensor, normed: Tensor, head: Tensor, logits: Tensor, room: SamplingRoom) -> Tensor:
-    """Copy scores [R, vocab] to `logits` in fp32, with the best ones of each row computed again in fp32, as EndModel does.
-
-    normed: [R, hidden] in fp32, what the head is applied to. head: [vocab, hidden], its weights.
-    """
-    rows, vocab = scores.shape
-    chunks, candidates = room.found.shape[1:]
-    kernels.find_candidates[(rows, chunks)](
-        scores, logits, room.found, vocab, chunks, CANDIDATES=candidates, BLOCK=BLOCK, num_warps=8
-    )
-    kernels.refine_candidate[(rows, candidates)](
-        logits, room.found, normed, head, vocab, head.shape[1], chunks * candidates,
-        CANDIDATES=candidates, FOUND=triton.next_power_of_2(chunks * candidates), BLOCK=1024, num_warps=4,
-    )  # fmt: skip
-    return logits[:rows]

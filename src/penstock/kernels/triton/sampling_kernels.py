@@ -307,38 +307,3 @@ def choose(
         tl.store(seen, tl.load(seen) + 2)
         tl.store(wholes + LAST, token.to(tl.int64))
     tl.store(tokens + row, token)
-
-
-@triton.jit
-def find_candidates(scores, logits, found, vocab, chunks, CANDIDATES: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy a chunk of a row to fp32 logits, and list the keys of its best tokens, best first."""
-    row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    ids = chunk * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(scores + row * vocab + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
-    tl.store(logits + row * vocab + ids, x, mask=ids < vocab)
-    keys = tl.where(ids < vocab, order_key(x, ids), LOWEST)
-    for i in range(CANDIDATES):
-        key = tl.max(keys)
-        tl.store(found + (row * chunks + chunk) * CANDIDATES + i, key)
-        keys = tl.where(keys == key, LOWEST, keys)
-
-
-@triton.jit
-def refine_candidate(
-    logits, found, normed, weights, vocab, hidden, count, CANDIDATES: tl.constexpr, FOUND: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Compute the logit of a row's i-th best token again, in fp32. count: keys of one row in `found`."""
-    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = tl.arange(0, FOUND)
-    keys = tl.load(found + row * count + at, mask=at < count, other=LOWEST)
-    for _ in range(i):
-        keys = tl.where(keys == tl.max(keys), LOWEST, keys)
-    key = tl.max(keys)
-    if key != LOWEST:  # a vocabulary may have fewer
-        token = key_id(key).to(tl.int64)
-        total = tl.zeros((BLOCK,), tl.float32)
-        for start in range(0, hidden, BLOCK):
-            k = start + tl.arange(0, BLOCK)
-            weight = tl.load(weights + token * hidden + k, mask=k < hidden, other=0.0).to(tl.float32)
-            total += weight * tl.load(normed + row * hidden + k, mask=k < hidden, other=0.0).to(tl.float32)
-        tl.store(logits + row * vocab + token, tl.sum(total))
