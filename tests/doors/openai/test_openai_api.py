@@ -553,14 +553,15 @@ def test_an_unknown_model_names_the_known_ones(client: OpenAI) -> None:
 
 
 def test_other_paths_and_methods_answer_in_the_same_shape(server: Api) -> None:
-    for method, path, status in (
-        ("GET", "/nope", 404),
-        ("GET", "/v1/chat/completions", 405),
-        ("DELETE", f"/v1/models/{MODEL}", 405),
+    model = f"/v1/models/{MODEL}"
+    for method, path, status, code, start in (
+        ("GET", "/nope", 404, "not_found", "GET /nope does not exist."),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed", "/v1/chat/completions does not take GET. Use POST."),
+        ("DELETE", model, 405, "method_not_allowed", f"{model} does not take DELETE. Use "),
     ):
         found, answer = call(server, method, path)
-        assert found == status
-        assert answer["error"]["code"] in ("not_found", "method_not_allowed")
+        assert (found, answer["error"]["code"]) == (status, code)
+        assert answer["error"]["message"].startswith(start)
 
 
 def test_a_body_beyond_the_limit_is_413_however_it_is_sent(server: Api) -> None:

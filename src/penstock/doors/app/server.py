@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -169,8 +170,9 @@ async def _on_http_error(request: Request, error: HTTPException) -> Response:
         hint = "Leave out the slash at the end."
     elif path.startswith("/v1/v1/"):
         hint = "The client adds /v1 itself: configure the base URL without it."
-    message, allowed = f"{request.method} {path[:200]} does not exist.", (error.headers or {}).get("allow", "")
-    if error.status_code == 405:
+    message = f"{request.method} {path[:200]} does not exist."
+    allowed = Headers(error.headers).get("allow")
+    if allowed:
         message, hint = f"{path[:200]} does not take {request.method}.", f"Use {allowed}."
     refusal = NoSuchPath(message, hint=hint, wrong_method=error.status_code == 405)
     return JSONResponse(error_body(request.scope, refusal), error.status_code, headers=dict(error.headers or {}))
