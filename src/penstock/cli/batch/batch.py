@@ -39,7 +39,7 @@ MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # the polling interval grows
 SERVER_AWAY_TIMEOUT_S = 60.0
 MAX_MISTAKES_SHOWN = 5
 DEFAULT_WINDOW = "24h"
-# options that say nothing to what is done instead of creating a batch
+# options that mean nothing when no batch is created
 USELESS = {
     "--list": ("--output", "--errors", "--endpoint", "--window", "--new"),
     "--cancel": ("--output", "--errors", "--endpoint", "--window", "--new"),

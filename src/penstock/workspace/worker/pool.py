@@ -350,6 +350,13 @@ class Pool:
             self._missed.add(waiting.job_id)
         return held
 
+    def _is_gone(self, job_id: str) -> bool:
+        """Whether a job is nowhere; not, if a failing disk does not say."""
+        try:
+            return self._workspace.find(job_id) is None
+        except OSError:
+            return False
+
     def _block(self, job_id: str, error: OSError) -> None:
         if job_id not in self._conflicts:
             logger.warning("skipping job %s: %s", job_id, error.strerror or error)
@@ -389,7 +396,7 @@ class Pool:
                     if not requeue.suspect:
                         self._no_claims_before = time.monotonic() + RETRY_DELAY_S  # its cause may persist
                 case JobRemoved(job_id):
-                    if self._workspace.find(job_id) is None:
+                    if self._is_gone(job_id):
                         logger.warning("forgetting job %s: it was removed", job_id)
                     else:
                         self._block(job_id, FileExistsError(errno.EEXIST, "another job has its id"))
